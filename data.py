@@ -1,0 +1,345 @@
+"""Token files to batches: memory-mapped parts, windows in a keyed random order, span corruption.
+
+A batch is a pure function of (seed, step): no iterator has a state that could be lost, every rank can compute its own
+rows, and to resume is to ask for the next step. Needs numpy alone; the vocabulary needs sentencepiece.
+
+Letters in shapes: B rows, R raw tokens a row before corruption, S source tokens, T target tokens.
+"""
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FORMAT = 1              # of meta.json and the token files
+N_SENTINEL = 100        # T5's <extra_id_0> ... <extra_id_99>
+EOS = 1
+VAL_SEED = 2023         # windows and noise of the held-out text: the same numbers whoever asks and whenever
+
+
+@dataclass
+class DataConfig:
+    """What is read and how it is corrupted."""
+    data_dir: str = "data/c4"       # folder made by prepare.py; data/pydocs is made on the spot
+    input_length: int = 512         # source tokens a row, sentinels and EOS included
+    noise_density: float = 0.15     # share of the raw tokens that is masked
+    mean_span: float = 3.0          # tokens a masked span
+
+
+# --- span corruption -------------------------------------------------------------------------------------------------
+
+@dataclass
+class SpanPlan:
+    """Lengths of one row, all in tokens but n_span; source and target include their EOS."""
+    raw: int
+    source: int
+    target: int
+    n_noise: int
+    n_span: int
+
+
+def noise_counts(raw, noise_density, mean_span):
+    """(noise tokens, spans) of a row of `raw` tokens: rounded half to even, at least one span, room for as many gaps."""
+    n_noise = min(max(round(raw * noise_density), 1), raw - 1)
+    n_span = min(max(round(n_noise / mean_span), 1), n_noise, raw - n_noise)
+    return n_noise, n_span
+
+
+def span_plan(input_length, noise_density=0.15, mean_span=3.0, n_sentinel=N_SENTINEL):
+    """Find how many raw tokens fill `input_length` exactly after corruption. 512 -> 568 raw, target 114.
+
+    raises ValueError where no row can be made: too short, or more spans than sentinels.
+
+    The rule is T5's (t5/data/preprocessors.py, random_spans_helper and random_spans_noise_mask), in one function for
+    the plan and for the mask: T5's two round and clamp apart and disagree at short lengths and at mean span 1.
+    """
+    if not 0 < noise_density < 1:
+        raise ValueError(f"noise_density={noise_density} must lie between 0 and 1")
+    if mean_span < 1:
+        raise ValueError(f"mean_span={mean_span} must be at least 1 token")
+    if input_length < 4:
+        raise ValueError(f"input_length={input_length} is too short; a row needs at least 4 tokens")
+
+    def lengths(raw):
+        n_noise, n_span = noise_counts(raw, noise_density, mean_span)
+        return raw - n_noise + n_span + 1, n_noise + n_span + 1, n_noise, n_span
+
+    raw = 2
+    while lengths(raw + 1)[0] <= input_length:              # the source grows by at most 1 a raw token
+        raw += 1
+    if noise_density == 0.5 and lengths(raw)[1] > input_length and lengths(raw - 1)[0] == input_length:
+        raw -= 1                                            # T5's rule: at one half, no target longer than its source
+    plan = SpanPlan(raw, *lengths(raw))
+    if plan.n_span > n_sentinel:
+        most = input_length
+        while span_plan(most, noise_density, mean_span, n_sentinel=input_length).n_span > n_sentinel:
+            most -= 1
+        raise ValueError(f"input_length={input_length} needs {plan.n_span} spans but there are {n_sentinel} sentinels;"
+                         f" at noise_density={noise_density}, mean_span={mean_span} the largest is {most}")
+    return plan
+
+
+def mix(x):
+    """Scramble uint64 numbers one to one: the finalizer of SplitMix64 (Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def key_of(*numbers):
+    """One uint64 key from ints or int arrays, in which every number counts: key_of(seed, step, rows) -> (B,)"""
+    key = np.zeros(1, np.uint64)
+    for n in numbers:
+        key = mix(key + np.asarray(n).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+    return key
+
+
+def random_segments(n, n_part, keys):
+    """Cut n items into n_part non-empty parts, all segmentations equally likely.
+
+    keys     (B,) uint64, one a row
+    returns  (B, n_part) int64 lengths, each at least 1, that sum to n
+    """
+    if n_part == 1:
+        return np.full((len(keys), 1), n)
+    place = np.arange(n - 1, dtype=np.uint64)
+    draw = mix(keys[:, None] + place * np.uint64(0x9E3779B97F4A7C15))
+    draw = (draw & ~np.uint64(0xFFFF)) | place              # no two places draw the same number
+    last = np.partition(draw, n_part - 2, axis=1)[:, n_part - 2:n_part - 1]
+    cuts = np.nonzero(draw <= last)[1].reshape(len(keys), n_part - 1) + 1
+    return np.diff(cuts, axis=1, prepend=0, append=n)
+
+
+def span_lengths(plan, keys):
+    """(B, 2 * n_span): kept, masked, kept, masked ... A row starts with kept tokens and ends with a masked span, as in
+    T5 (google-research/text-to-text-transfer-transformer issue 905)."""
+    lengths = np.empty((len(keys), 2 * plan.n_span), np.int64)
+    lengths[:, 0::2] = random_segments(plan.raw - plan.n_noise, plan.n_span, mix(keys ^ np.uint64(1)))
+    lengths[:, 1::2] = random_segments(plan.n_noise, plan.n_span, mix(keys ^ np.uint64(2)))
+    return lengths
+
+
+def corrupt(tokens, lengths, first_sentinel, eos=EOS):
+    """Replace the masked spans of each row by sentinels, and list them as the target.
+
+    tokens   (B, R) ids
+    lengths  (B, 2 * n_span) from span_lengths; all rows mask the same number of tokens
+    returns  source (B, S), target (B, T), int64:  a b c d e, masked c d  ->  a b <0> e EOS,  <0> c d EOS
+
+    Sentinels count down from first_sentinel (T5: 32,099, 32,098, ...), and none closes the target.
+    Raffel et al. 2020, section 3.1.4; tests/test_data.py::test_t5s_own_example
+    """
+    B, n_piece = lengths.shape
+    piece = np.repeat(np.tile(np.arange(n_piece), B), lengths.ravel())      # (B * R,) number of each token's piece
+    flat = tokens.reshape(-1).astype(np.int64)
+    first = np.empty(piece.shape, bool)                                     # first token of its piece
+    first[0] = True
+    np.not_equal(piece[1:], piece[:-1], out=first[1:])
+    masked = (piece & 1).astype(bool)
+    sentinel = first_sentinel - (piece >> 1)
+    source = np.where(masked, sentinel, flat)[~masked | first].reshape(B, -1)
+    # each kept piece is one sentinel in the target; it stands right before its masked span
+    target = np.where(masked, flat, sentinel)[masked | first].reshape(B, -1)
+    end = np.full((B, 1), eos)
+    return np.hstack([source, end]), np.hstack([target, end])
+
+
+# --- token files -----------------------------------------------------------------------------------------------------
+
+def read_meta(data_dir):
+    """meta.json of a data folder, checked against the files beside it; one line of error for what does not fit."""
+    folder = Path(data_dir)
+    path = folder / "meta.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; make it with: python prepare.py --source=... --out_dir={data_dir}")
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        version, dtype = meta["format"], np.dtype(meta["dtype"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a meta.json of prepare.py ({error}); prepare the data again") from None
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version}, this code reads {FORMAT}; prepare the data again")
+    if meta["n_id"] - 1 > np.iinfo(dtype).max:
+        raise ValueError(f"{path}: {meta['n_id']:,} ids do not fit {dtype}; prepare the data again")
+    for split in meta["splits"].values():
+        for part in split["parts"]:
+            file = folder / part["name"]
+            if not file.is_file():
+                raise FileNotFoundError(f"{file} is missing but named in {path}; prepare the data again")
+            size, wanted = file.stat().st_size, part["tokens"] * dtype.itemsize
+            if size != wanted:
+                raise ValueError(f"{file} has {size:,} bytes, {path} says {wanted:,}; prepare the data again")
+    vocabulary = folder / meta["vocabulary"]
+    if not vocabulary.is_file():
+        raise FileNotFoundError(f"{vocabulary} is missing; copy the vocabulary that the tokens were made with there")
+    if file_hash(vocabulary) != meta["vocabulary_sha256"]:
+        raise ValueError(f"{vocabulary} is not the vocabulary that the tokens were made with (sha256 differs)")
+    return meta
+
+
+def file_hash(path):
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def round_up(n, to=128):
+    """Rows of the embedding for n ids: T5 rounds 32,100 to 32,128."""
+    return -(-n // to) * to
+
+
+def load_vocabulary(path):
+    """A SentencePieceProcessor; one line of error for what is not a SentencePiece model."""
+    import sentencepiece
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"vocabulary {path} is missing")
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
+    except (RuntimeError, OSError):
+        raise ValueError(f"{path} is not a SentencePiece model") from None
+
+
+class Tokens:
+    """One split of a data folder: its part files, memory-mapped, read as one long ring of tokens."""
+
+    def __init__(self, data_dir, split, meta=None):
+        meta = meta or read_meta(data_dir)
+        parts = [p for p in meta["splits"][split]["parts"] if p["tokens"]]
+        self.maps = [np.memmap(Path(data_dir) / p["name"], dtype=meta["dtype"], mode="r") for p in parts]
+        self.ends = np.cumsum([len(m) for m in self.maps], dtype=np.int64)
+        self.dtype, self.name = np.dtype(meta["dtype"]), f"{data_dir} ({split})"
+
+    def __len__(self):
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def read(self, start, n):
+        """n tokens from `start` on, over the edges of parts and past the end back to the beginning."""
+        out, filled = np.empty(n, self.dtype), 0
+        while filled < n:
+            at = (start + filled) % len(self)
+            i = int(np.searchsorted(self.ends, at, side="right"))
+            offset = at - (int(self.ends[i]) - len(self.maps[i]))
+            piece = self.maps[i][offset:offset + n - filled]
+            out[filled:filled + len(piece)] = piece
+            filled += len(piece)
+        return out
+
+
+def permute(i, n, key):
+    """Position i (an int array) of a random order of range(n) that `key` fixes, in constant memory.
+
+    A Feistel network shuffles the next power of 4; numbers past n are shuffled on until they fall inside, so that
+    the order stays one to one ("cycle walking", Black & Rogaway 2002). tests/test_data.py::test_permute_is_a_shuffle
+    """
+    half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    x = np.asarray(i).astype(np.uint64)
+    todo = np.ones(x.shape, bool)
+    while todo.any():
+        left, right = x[todo] >> half, x[todo] & low
+        for turn in range(6):
+            left, right = right, left ^ (mix(right + key_of(key, turn)) & low)
+        x[todo] = (left << half) | right
+        todo = x >= n
+    return x.astype(np.int64)
+
+
+class Batches:
+    """Rows of any step: `rows(step, lo, hi)` gives rows lo to hi of the batch as (source, target), int64 arrays.
+
+    Each epoch cuts the tokens into windows of plan.raw from another offset, and visits each window once, in an order
+    of its own. Row r of step s is example s * batch_size + r of the run, whoever computes it.
+    """
+
+    def __init__(self, tokens, plan, seed, batch_size, first_sentinel):
+        if len(tokens) < plan.raw:
+            raise ValueError(f"{tokens.name} holds {len(tokens):,} tokens but one row needs {plan.raw:,};"
+                             f" prepare more text or lower input_length")
+        self.tokens, self.plan, self.seed = tokens, plan, seed
+        self.batch_size, self.first_sentinel = batch_size, first_sentinel
+        self.n_window = len(tokens) // plan.raw
+
+    def starts(self, example):
+        """First token of each example, an int array of numbers counted from the start of the run."""
+        start = np.empty(len(example), np.int64)
+        epochs = example // self.n_window
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            window = permute(example[here] % self.n_window, self.n_window, int(key_of(self.seed, 1, epoch)[0]))
+            offset = int(key_of(self.seed, 2, epoch)[0]) % len(self.tokens)
+            start[here] = (offset + window * self.plan.raw) % len(self.tokens)
+        return start
+
+    def rows(self, step, lo=0, hi=None):
+        row = np.arange(lo, self.batch_size if hi is None else hi)
+        raw = [self.tokens.read(int(s), self.plan.raw) for s in self.starts(step * self.batch_size + row)]
+        keys = key_of(self.seed, 3, step, row)
+        return corrupt(np.stack(raw), span_lengths(self.plan, keys), self.first_sentinel)
+
+
+def held_out_rows(tokens, plan, n, first_sentinel):
+    """The first n held-out rows as a Batches of one step: fixed windows, fixed noise, fewer where the text is short."""
+    batches = Batches(tokens, plan, VAL_SEED, 1, first_sentinel)
+    batches.batch_size = min(n, batches.n_window)
+    return batches
+
+
+def unigram_floor(train, batches, n_id, n_sample=4_000_000):
+    """Nats per target token of a model that knows how often each piece occurs and where sentinels may stand.
+
+    Pieces cost -log of their share in the training text (from the first n_sample tokens, add-one smoothed). The
+    layout costs log C(n_noise - 1, n_span - 1) a row, since all segmentations are equally likely; which sentinel comes
+    next, and the closing EOS, are then certain. A model above this number has learnt nothing but frequencies.
+    """
+    from math import lgamma
+    counts = np.bincount(train.read(0, min(len(train), n_sample)), minlength=n_id) + 1.0
+    cost = -np.log(counts / counts.sum())
+    _, target = batches.rows(0)
+    pieces = target[:, :-1][target[:, :-1] <= batches.first_sentinel - N_SENTINEL]
+    n, k = batches.plan.n_noise - 1, batches.plan.n_span - 1
+    layout = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return float((cost[pieces].sum() + layout * len(target)) / target.size)
+
+
+# --- ids back to text ------------------------------------------------------------------------------------------------
+
+def ids_to_text(vocabulary, ids):
+    """Text of ids, blanks kept at both ends; ids without a piece (sentinels, rounding) and control ids give nothing."""
+    n = vocabulary.get_piece_size()
+    pieces = (vocabulary.id_to_piece(int(i)) for i in ids if 0 <= i < n and not vocabulary.is_control(int(i)))
+    return "".join(pieces).replace("\u2581", " ")
+
+
+def split_spans(target, first_sentinel, n_span):
+    """The ids behind each of the first n_span sentinels of a target, up to the next sentinel or EOS; a list of lists."""
+    spans, current = [[] for _ in range(n_span)], None
+    for i in map(int, target):
+        if i == EOS:
+            break
+        if first_sentinel - n_span < i <= first_sentinel:
+            current = first_sentinel - i
+        elif current is not None and i <= first_sentinel - N_SENTINEL:
+            spans[current].append(i)
+    return spans
+
+
+def pick_sentences(vocabulary, batches, n, most_rows=64):
+    """Choose n masked sentences to show to a person: (row, slice of its source) pairs, each of 8 to 40 tokens with one
+    to three sentinels, mostly letters; fewer where the text has no more."""
+    rows = min(batches.batch_size, most_rows)
+    source, _ = batches.rows(0, 0, rows)
+    found = []
+    for row in range(rows):
+        ends = [0] + [i + 1 for i, t in enumerate(source[row]) if t == EOS or ids_to_text(vocabulary, [t])[-1:] in ".?!"
+                      and ids_to_text(vocabulary, [t])]
+        for lo, hi in zip(ends[1:], ends[2:]):
+            ids = source[row, lo:hi]
+            blanks = int((ids > batches.first_sentinel - N_SENTINEL).sum())
+            text = ids_to_text(vocabulary, ids)
+            plain = sum(c.isalpha() or c == " " for c in text)
+            if 8 <= hi - lo <= 40 and 1 <= blanks <= 3 and plain > 0.9 * len(text):
+                found.append((row, slice(lo, hi)))
+                break                                       # one sentence a row
+        if len(found) == n:
+            break
+    return found

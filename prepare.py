@@ -1,0 +1,689 @@
+"""Turn text into token files: data/NAME/{train,val}-*.bin, meta.json and the vocabulary.
+
+    python prepare.py                                                            # pydocs, the embedded corpus
+    python prepare.py --source=my/texts --vocab_size=8000 --out_dir=data/mine    # own text, own vocabulary
+    python prepare.py --source=c4 --n_tokens=5e9 --out_dir=data/c4               # from the Hub, T5's vocabulary
+    python prepare.py --source=path/to/c4/en --vocab=path/to/spiece.model --out_dir=data/c4
+
+Stop it when you like (Ctrl-C, kill -9) and start it again with the same command: it goes on.
+
+One process reads the source and cuts it into blocks; the others parse and tokenize blocks; the first one writes
+them in order. Every input file ("shard") has one output file a split and one progress file, which says how many
+blocks of it are safely on disk; after a stop the output is cut back to that and the reading goes on from there.
+"""
+import hashlib
+import inspect
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import zlib
+from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from configurator import configure
+from data import EOS, FORMAT, N_SENTINEL, file_hash, load_vocabulary
+
+BLOCK = 1 << 20                 # bytes of text a worker gets at a time
+COMMIT = 32                     # blocks between two commits of a shard
+LONGEST = 64 << 20              # bytes; a longer document is refused
+VOCABULARY = "spiece.model"
+KINDS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}    # the first three also with .gz
+T5_VOCABULARY = "google/t5-v1_1-base"
+C4 = ("allenai/c4", "en")
+
+
+@dataclass
+class PrepareConfig:
+    """Where text comes from and how it becomes tokens."""
+    source: str = "pydocs"          # pydocs, c4, a file, a folder, or the Hub name of a data set
+    out_dir: str | None = None      # None: data/NAME of the source
+    subset: str | None = None       # a Hub data set's configuration
+    text_key: str = "text"          # field of .jsonl, .json.gz and .parquet that holds the text
+    sample_by: str = "paragraph"    # what is a document in a .txt: line, paragraph (blank lines between) or document
+    vocab: str | None = None        # SentencePiece file, folder or Hub name; None: T5's for c4, else trained here
+    vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 as T5, 2,000 for pydocs
+    vocab_only: bool = False        # stop once the vocabulary is there
+    n_tokens: int | None = None     # stop after about so many training tokens
+    n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
+    val_share: float = 0.01         # share of documents held out, by their content, if there are no validation files
+    shards: str | None = None       # FIRST:END of the source's files, to split the work over machines
+    n_proc: int = 0                 # worker processes; 0: one a core
+    skip_bad: bool = False          # count and report lines that cannot be read, instead of stopping
+    seed: int = 0                   # of the choice of held-out documents
+    overwrite: bool = False         # start anew although out_dir was prepared with other settings
+
+    def __post_init__(self):
+        if self.sample_by not in ("line", "paragraph", "document"):
+            raise ValueError(f"sample_by={self.sample_by!r} is unknown; there are line, paragraph and document")
+        if not 0 <= self.val_share < 1:
+            raise ValueError(f"val_share={self.val_share} must lie in [0, 1)")
+        if self.vocab and self.vocab_size:
+            raise ValueError("vocab_size belongs to a vocabulary trained here; leave out --vocab or --vocab_size")
+        if self.vocab_size is not None and self.vocab_size < 8:
+            raise ValueError(f"vocab_size={self.vocab_size} is too small; 8 is the least")
+        if self.n_proc < 0 or self.n_tokens is not None and self.n_tokens < 1:
+            raise ValueError(f"n_proc={self.n_proc} and n_tokens={self.n_tokens} must not be negative")
+        if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
+            raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
+
+
+# --- where text comes from -------------------------------------------------------------------------------------------
+
+@dataclass
+class Shard:
+    """One input file: a local path, or a URL that fsspec opens (hf://...)."""
+    name: str
+    path: str
+    kind: str                       # text, json or parquet
+    is_val: bool
+    size: int                       # bytes as stored
+
+
+def kind_of(path):
+    """text, json, parquet or None, by the file's ending."""
+    suffix = Path(str(path).removesuffix(".gz")).suffix
+    kind = KINDS.get(suffix)
+    return None if kind == "parquet" and str(path).endswith(".gz") else kind
+
+
+def is_validation(name):
+    return bool(re.search(r"(^|[^a-z])(val|valid|validation|dev|eval)([^a-z]|$)", name.lower()))
+
+
+def find_shards(cfg, out_dir):
+    """The files of a source, in the order of their names, validation files first."""
+    path = Path(cfg.source).expanduser()
+    if cfg.source == "pydocs":
+        path = out_dir / "pydocs.jsonl"
+        if not path.exists():
+            write_pydocs(path)
+    if path.is_file():
+        if not kind_of(path):
+            raise ValueError(f"{path}: this kind of file is not read; there are {', '.join(KINDS)} and .gz of them")
+        found = [(path.name, path)]
+    elif path.is_dir():
+        found = [(p.relative_to(path).as_posix(), p) for p in path.rglob("*") if p.is_file() and kind_of(p)
+                 and not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        if not found:
+            raise ValueError(f"{path} holds no {', '.join(KINDS)} file, nor one of these with .gz")
+    elif cfg.source == "c4" or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", cfg.source) and not kind_of(cfg.source):
+        return hub_shards(cfg)
+    else:
+        raise FileNotFoundError(f"source {cfg.source} is no file or folder here")
+    shards = [Shard(name, str(p), kind_of(p), is_validation(name), p.stat().st_size) for name, p in found]
+    return sorted(shards, key=lambda s: (not s.is_val, s.name))
+
+
+def hub_shards(cfg):
+    """The files of a data set on the Hub, as its own description lists them."""
+    import datasets
+    import fsspec
+    name, subset = C4 if cfg.source == "c4" else (cfg.source, cfg.subset)
+
+    def look_up():
+        files = datasets.load_dataset_builder(name, cfg.subset or subset).config.data_files
+        return {split: [(str(u), fsspec.filesystem("hf").info(str(u))["size"]) for u in urls]
+                for split, urls in (files or {}).items()}
+
+    try:
+        files = with_retries(look_up, f"data set {name}", tries=3)
+    except Exception as error:
+        raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set of that"
+                                f" name ({type(error).__name__}: {first_line(error)})") from None
+    shards = [Shard(f"{split}/{url.rsplit('/', 1)[-1]}", url, kind_of(url) or "", str(split) != "train", size)
+              for split, urls in files.items() if str(split) in ("train", "validation") for url, size in urls]
+    unread = [s.path for s in shards if not s.kind]
+    if unread or not shards:
+        raise ValueError(f"data set {name}: {unread[0] if unread else 'no train split'} cannot be read here")
+    return sorted(shards, key=lambda s: (not s.is_val, s.name))
+
+
+def first_line(error):
+    return (str(error).splitlines() or [""])[0]
+
+
+def with_retries(call, what, tries=8):
+    """call(), again after 1, 2, 4 ... at most 60 seconds while the network fails."""
+    for attempt in itertools.count(1):
+        try:
+            return call()
+        except Exception as error:
+            if attempt == tries:
+                raise
+            pause = min(60, 2 ** (attempt - 1))
+            print(f"{what}: {type(error).__name__}: {first_line(error)}; trying again in {pause} s", file=sys.stderr)
+            time.sleep(pause)
+
+
+def write_pydocs(path):
+    """Collect the documentation strings of the standard library, torch and numpy, and the topics of Python's help().
+
+    Read from the sources by pattern, since parsing them takes ten times as long. One JSON object a line: text, origin.
+    """
+    roots = [("python", Path(sysconfig.get_path("stdlib")))]
+    roots += [(name, Path(find_spec(name).origin).parent) for name in ("numpy", "torch") if find_spec(name)]
+    # every triple-quoted string, so that no closing quotes are taken for opening ones; those that begin a line count
+    pattern = re.compile(r"(^[ \t]*[rR]?)?(\"\"\"|''')(.*?)\2", re.S | re.M)
+    seen = set()
+
+    def documents():
+        for root_name, root in roots:
+            for file in sorted(root.rglob("*.py")):
+                parts = file.relative_to(root).parts
+                if {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib"} & set(parts):
+                    continue
+                text = file.read_text(encoding="utf-8", errors="replace")
+                for at_line_start, _, body in pattern.findall(text):
+                    if at_line_start or text.startswith(('"""', 'r"""')):
+                        yield "/".join((root_name, *parts)), inspect.cleandoc(body)
+        from pydoc_data.topics import topics
+        for name, text in sorted(topics.items()):
+            yield f"topics/{name}", text
+
+    def write(file):
+        for origin, text in progress(documents(), desc="pydocs", unit=" texts"):
+            if len(text) >= 100 and text not in seen:           # shorter ones say too little, and many stand twice
+                seen.add(text)
+                file.write((json.dumps({"text": text, "origin": origin}) + "\n").encode())
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, write)
+
+
+def progress(iterable=None, **options):
+    from tqdm import tqdm
+    return tqdm(iterable, dynamic_ncols=True, mininterval=0.5, **options)
+
+
+# --- reading: a shard as blocks --------------------------------------------------------------------------------------
+
+@dataclass
+class Block:
+    """Work for one worker: whole documents of one shard."""
+    shard: str
+    kind: str
+    first: int                      # number of its first line or row in the file, from 1
+    content: bytes | list           # bytes of text and json, a list of str of parquet
+    at: int = 0                     # bytes of the stored file read so far
+
+
+def read_blocks(shard, cfg, skip=0):
+    """Yield the blocks of a shard from number `skip` on. The same file always gives the same blocks.
+
+    A file on the Hub that fails midway is opened again, with back-off, and read up to where it was.
+    """
+    done = skip
+    for attempt in itertools.count(1):
+        try:
+            for number, block in enumerate(open_blocks(shard, cfg)):
+                if number >= done:
+                    done = number + 1
+                    attempt = 1
+                    yield block
+            return
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{shard.path}: the file is cut off or damaged ({first_line(error)})") from None
+        except OSError as error:
+            if "://" not in shard.path:
+                raise ValueError(f"{shard.path}: {first_line(error)}") from None
+            if attempt == 8:
+                raise
+            with_retries(lambda: time.sleep(min(60, 2 ** attempt)), shard.path)
+            print(f"{shard.path}: {type(error).__name__}: {first_line(error)}; reading again", file=sys.stderr)
+
+
+def open_blocks(shard, cfg):
+    import fsspec
+    with fsspec.open(shard.path, "rb") as raw:
+        if shard.kind == "parquet":
+            yield from parquet_blocks(shard, cfg, raw)
+            return
+        import gzip
+        file = gzip.GzipFile(fileobj=raw) if shard.path.endswith(".gz") else raw
+        ends = (b"\n\n", b"\n\r\n") if shard.kind == "text" and cfg.sample_by == "paragraph" else (b"\n",)
+        whole = shard.kind == "text" and cfg.sample_by == "document"
+        line, rest = 1, b""
+        while chunk := file.read(BLOCK):
+            rest += chunk
+            cut = -1 if whole else max(rest.rfind(end) + len(end) - 1 for end in ends)
+            if cut > len(ends[0]) - 2 and cut >= 0 and any(end in rest for end in ends):
+                yield Block(shard.path, shard.kind, line, rest[:cut + 1], raw.tell())
+                line += rest.count(b"\n", 0, cut + 1)
+                rest = rest[cut + 1:]
+            elif len(rest) > LONGEST:
+                hint = " or try --sample_by=line" if shard.kind == "text" and cfg.sample_by != "line" else ""
+                raise ValueError(f"{shard.path}:{line}: a document of more than {LONGEST >> 20} MB; split it{hint}")
+        if rest:
+            yield Block(shard.path, shard.kind, line, rest, raw.tell())
+
+
+def parquet_blocks(shard, cfg, raw):
+    import pyarrow
+    import pyarrow.parquet
+    try:
+        file = pyarrow.parquet.ParquetFile(raw)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{shard.path} is not a Parquet file ({first_line(error)})") from None
+    if cfg.text_key not in file.schema_arrow.names:
+        raise ValueError(f"{shard.path} has no column {cfg.text_key!r}; it has {', '.join(file.schema_arrow.names)}:"
+                         f" give --text_key")
+    row, texts, size = 1, [], 0
+    for batch in file.iter_batches(batch_size=256, columns=[cfg.text_key]):
+        texts += batch.column(0).to_pylist()
+        size += batch.nbytes
+        if size >= BLOCK:
+            yield Block(shard.path, shard.kind, row, texts, raw.tell())
+            row, texts, size = row + len(texts), [], 0
+    if texts:
+        yield Block(shard.path, shard.kind, row, texts, raw.tell())
+
+
+def documents_of(block, text_key, sample_by):
+    """(documents, bad) of a block: a list of str, and a list of "file:line: why" for what cannot be read."""
+    documents, bad = [], []
+
+    def add(number, item):
+        try:
+            item = item()
+            if not isinstance(item, str):
+                raise ValueError(f"{text_key!r} is {type(item).__name__}, not text")
+            item.encode()                                       # lone surrogates are not text
+            documents.append(item)
+        except UnicodeError as error:
+            bad.append(f"{block.shard}:{number}: not UTF-8 ({error.reason})")
+        except json.JSONDecodeError as error:
+            bad.append(f"{block.shard}:{number}: not JSON ({error.msg})")
+        except (KeyError, TypeError):
+            bad.append(f"{block.shard}:{number}: no field {text_key!r}")
+        except ValueError as error:
+            bad.append(f"{block.shard}:{number}: {error}")
+
+    if block.kind == "parquet":
+        for i, text in enumerate(block.content):
+            add(block.first + i, lambda: text)
+    elif block.kind == "json" or sample_by == "line":
+        for i, line in enumerate(block.content.split(b"\n")):
+            if line.strip():
+                add(block.first + i, (lambda: json.loads(line)[text_key]) if block.kind == "json"
+                    else lambda: line.decode().removesuffix("\r"))
+    elif sample_by == "document":
+        add(block.first, block.content.decode)
+    else:
+        number = block.first
+        for piece in re.split(rb"(\n[ \t\r]*\n)", block.content):
+            if piece.strip():
+                add(number, piece.decode)
+            number += piece.count(b"\n")
+    return documents, bad
+
+
+# --- tokenizing: what a worker does ----------------------------------------------------------------------------------
+
+def start_worker(vocabulary, settings):
+    """Load the vocabulary once a process. Ctrl-C is the parent's business, and its death is ours."""
+    global worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    worker = Encoder(load_vocabulary(vocabulary), **settings)
+
+
+def work(block, is_val):
+    return worker.encode(block, is_val)
+
+
+class Encoder:
+    """Blocks to ids: encode(block, is_val) gives bytes of ids a split, a Counter and the bad lines."""
+
+    def __init__(self, vocabulary, dtype, text_key, sample_by, val_share, seed):
+        self.vocabulary, self.dtype = vocabulary, dtype
+        self.text_key, self.sample_by = text_key, sample_by
+        self.limit, self.salt = int(val_share * 2 ** 64), seed.to_bytes(8, "little")
+        self.unk = vocabulary.unk_id()
+        # mT5's vocabularies hold the sentinels as pieces: text must not turn into them
+        self.markers = {i for i in range(vocabulary.get_piece_size())
+                        if re.fullmatch(r"\u2581?<extra_id_\d+>", vocabulary.id_to_piece(i))}
+
+    def held_out(self, text):
+        """Decided by the text alone: copies of a document land on one side, in whatever order files are read."""
+        digest = hashlib.blake2b(text.encode(), digest_size=8, key=self.salt).digest()
+        return int.from_bytes(digest, "little") < self.limit
+
+    def ids_of(self, documents):
+        rows = self.vocabulary.encode(documents, num_threads=1)
+        if self.markers:
+            for i, ids in enumerate(rows):
+                if not self.markers.isdisjoint(ids):
+                    pieces = re.split(r"(?<=<)(?=extra_id_)", documents[i])
+                    rows[i] = [t for piece in pieces for t in self.vocabulary.encode(piece)]
+        return rows
+
+    def encode(self, block, is_val):
+        documents, bad = documents_of(block, self.text_key, self.sample_by)
+        parts = {"train": [], "val": []}
+        counts = Counter(bad=len(bad))
+        for text, ids in zip(documents, self.ids_of(documents)):
+            counts["bytes"] += len(text.encode())
+            if not ids:                                         # nothing but blanks
+                counts["empty"] += 1
+                continue
+            ids.append(EOS)
+            split = "val" if is_val or self.held_out(text) else "train"
+            parts[split].append(ids)
+            counts[f"{split}_documents"] += 1
+        blobs = {}
+        for split, rows in parts.items():
+            n = sum(map(len, rows))
+            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=self.dtype, count=n)
+            counts[f"{split}_tokens"], counts["unknown"] = n, counts["unknown"] + int((flat == self.unk).sum())
+            blobs[split] = flat.tobytes()
+        return blobs, counts, bad
+
+
+# --- vocabulary ------------------------------------------------------------------------------------------------------
+
+def get_vocabulary(cfg, out_dir, shards):
+    """Put the SentencePiece model at out_dir/spiece.model: copied, fetched from the Hub, or trained on the text."""
+    path = out_dir / VOCABULARY
+    wanted = cfg.vocab or (T5_VOCABULARY if cfg.source == "c4" else None)
+    if path.exists():
+        return path
+    if wanted is None:
+        if cfg.shards:
+            raise ValueError("with --shards every machine needs the same vocabulary: make it once with"
+                             " --vocab_only=True and give it with --vocab")
+        content = train_vocabulary(cfg, shards)
+    else:
+        given = Path(wanted).expanduser()
+        if given.is_dir():
+            given = given / VOCABULARY
+        if not given.is_file():
+            if given.suffix or given.is_absolute() or not re.fullmatch(r"[\w.-]+/[\w.-]+", wanted):
+                raise FileNotFoundError(f"vocabulary {given} is missing")
+            from huggingface_hub import hf_hub_download
+            try:
+                given = Path(hf_hub_download(wanted, VOCABULARY))
+            except Exception as error:
+                raise FileNotFoundError(f"vocabulary {wanted} is no file here, and the Hub gave none"
+                                        f" ({type(error).__name__}: {first_line(error)}); a local copy of its"
+                                        f" {VOCABULARY} can be given as --vocab=PATH") from None
+        load_vocabulary(given)
+        content = given.read_bytes()
+    write_atomically(path, lambda file: file.write(content))
+    vocabulary = load_vocabulary(path)
+    if (vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()) != (0, 1, 2):
+        path.unlink()
+        raise ValueError(f"vocabulary {wanted}: T5 needs pad 0, eos 1, unk 2, but it has pad {vocabulary.pad_id()},"
+                         f" eos {vocabulary.eos_id()}, unk {vocabulary.unk_id()}")
+    return path
+
+
+def train_vocabulary(cfg, shards, sample=10 << 20):
+    """A unigram vocabulary as T5's (pad 0, eos 1, unk 2, no byte fallback), from about 10 MB of the source's text,
+    taken evenly from up to 64 of its files; returns the model's bytes."""
+    import sentencepiece
+    size = cfg.vocab_size or (2_000 if cfg.source == "pydocs" else 32_000)
+    train = [s for s in shards if not s.is_val] or shards
+    chosen = train[::max(1, len(train) // 64)][:64]
+
+    def lines():
+        for shard in chosen:
+            left = sample // len(chosen)
+            for block in read_blocks(shard, cfg):
+                for text in documents_of(block, cfg.text_key, cfg.sample_by)[0]:
+                    for line in text.split("\n"):
+                        for i in range(0, len(line), 1000):     # the trainer leaves out lines over 4,192 bytes
+                            yield line[i:i + 1000]
+                left -= len(block.content) if block.kind != "parquet" else BLOCK
+                if left <= 0:
+                    break
+
+    model, taken = io.BytesIO(), []
+    bar = progress(desc=f"vocabulary of {size:,} pieces: reading", unit="B", unit_scale=True)
+    for line in lines():
+        taken.append(line)
+        bar.update(len(line))
+    bar.close()
+    if not any(line.strip() for line in taken):
+        raise ValueError(f"{cfg.source} holds no text to train a vocabulary on")
+    print("training the vocabulary ...", flush=True)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(taken), model_writer=model, vocab_size=size, model_type="unigram", pad_id=0,
+            eos_id=1, unk_id=2, bos_id=-1, num_threads=os.cpu_count(), minloglevel=2)
+    except RuntimeError as error:
+        most = re.search(r"value <= (\d+)", str(error))
+        least = re.search(r"required_chars[^0-9]*\d+[^0-9]+(\d+)|smaller than required_chars\D*(\d+)", str(error))
+        if most:
+            raise ValueError(f"vocab_size={size} is more than the text supports; at most {most[1]}") from None
+        raise ValueError(f"vocab_size={size} does not fit the text: {first_line(error)}"
+                         if not least else f"vocab_size={size} is less than the text's letters need") from None
+    return model.getvalue()
+
+
+# --- writing: shards, progress, meta.json ----------------------------------------------------------------------------
+
+def write_atomically(path, write):
+    from runtime import write_atomically as call        # not at the top: it brings torch, which no worker needs
+    call(path, write)
+
+
+def write_json(path, content):
+    write_atomically(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+
+
+def check_same_source(cfg, out_dir, shards):
+    """Refuse to go on in a folder that was begun from other text or with other settings, naming what differs."""
+    path = out_dir / "progress" / "source.json"
+    free = ("out_dir", "n_tokens", "n_val_tokens", "shards", "n_proc", "skip_bad", "overwrite", "vocab_only", "source")
+    now = {k: v for k, v in asdict(cfg).items() if k not in free}
+    now["source"] = cfg.source if cfg.source in ("pydocs", "c4") else Path(cfg.source).name
+    now["files"] = [[s.name, s.size] for s in shards]
+    if path.exists():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        for name in now:
+            if old.get(name) != now[name]:
+                what = (f"{name}={old.get(name)}, now {now[name]}" if name != "files" else "other files, or files of"
+                        " other sizes")
+                raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or"
+                                 f" --overwrite=True")
+    else:
+        write_json(path, now)
+
+
+class ShardWriter:
+    """The output of one shard: two token files and a progress file, which is written after them and so is the truth."""
+
+    def __init__(self, out_dir, number):
+        self.progress_file = out_dir / "progress" / f"{number:05d}.json"
+        self.paths = {split: out_dir / f"{split}-{number:05d}.bin" for split in ("train", "val")}
+        self.counts, self.blocks, self.complete, self.bad, self.sizes = Counter(), 0, False, [], Counter()
+        if self.progress_file.exists():
+            saved = json.loads(self.progress_file.read_text(encoding="utf-8"))
+            self.counts, self.sizes = Counter(saved["counts"]), Counter(saved["sizes"])
+            self.blocks, self.complete, self.bad = saved["blocks"], saved["complete"], saved["bad"]
+        self.files = None
+
+    def open(self):
+        self.files = {}
+        for split, path in self.paths.items():
+            self.files[split] = open(path, "r+b" if path.exists() else "w+b")
+            self.files[split].truncate(self.sizes[split])       # what came after the last commit is done again
+            self.files[split].seek(0, io.SEEK_END)
+
+    def add(self, blobs, counts, bad):
+        for split, blob in blobs.items():
+            self.files[split].write(blob)
+            self.sizes[split] += len(blob)
+        self.counts.update(counts)
+        self.blocks += 1
+        self.bad = (self.bad + bad)[:20]
+
+    def commit(self, complete=False):
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self.complete = complete
+        write_json(self.progress_file, {"counts": self.counts, "sizes": self.sizes, "blocks": self.blocks,
+                                        "complete": complete, "bad": self.bad})
+
+    def close(self):
+        for file in self.files.values():
+            file.close()
+
+
+def write_meta(cfg, out_dir, vocabulary_path, dtype, n_shards):
+    """meta.json from every shard that the folder has a progress file of; returns it."""
+    vocabulary = load_vocabulary(vocabulary_path)
+    writers = [ShardWriter(out_dir, n) for n in range(n_shards)
+               if (out_dir / "progress" / f"{n:05d}.json").exists()]
+    counts = sum((w.counts for w in writers), Counter())
+    first_sentinel, n_id = sentinels(vocabulary)
+    splits = {}
+    for split in ("train", "val"):
+        parts = [{"name": w.paths[split].name, "tokens": w.sizes[split] // np.dtype(dtype).itemsize}
+                 for w in writers if w.sizes[split]]
+        splits[split] = {"tokens": sum(p["tokens"] for p in parts), "documents": counts[f"{split}_documents"],
+                         "parts": parts}
+    tokens = sum(s["tokens"] for s in splits.values())
+    meta = {"format": FORMAT, "dtype": dtype, "splits": splits, "n_piece": vocabulary.get_piece_size(), "n_id": n_id,
+            "first_sentinel": first_sentinel, "n_sentinel": N_SENTINEL, "vocabulary": VOCABULARY,
+            "vocabulary_sha256": file_hash(vocabulary_path), "source": cfg.source,
+            "unknown_share": counts["unknown"] / max(1, tokens), "text_bytes": counts["bytes"],
+            "bad_lines": counts["bad"], "empty_documents": counts["empty"],
+            "shards": len(writers), "shards_of_source": n_shards}
+    write_json(out_dir / "meta.json", meta)
+    return meta
+
+
+def sentinels(vocabulary):
+    """(id of <extra_id_0>, number of ids): 100 above the pieces, or where the vocabulary itself has them (mT5)."""
+    n = vocabulary.get_piece_size()
+    for name in ("<extra_id_0>", "\u2581<extra_id_0>"):
+        i = vocabulary.piece_to_id(name)
+        if i != vocabulary.unk_id():
+            return i, n
+    return n + N_SENTINEL - 1, n + N_SENTINEL
+
+
+def main(argv=None):
+    (cfg,) = configure(PrepareConfig, argv=argv)
+    name = Path(cfg.source).name.split(".")[0] or "text"
+    out_dir = Path(cfg.out_dir or f"data/{name}")
+    if cfg.overwrite and (out_dir / "progress").is_dir():
+        for file in [*out_dir.glob("*.bin"), *(out_dir / "progress").glob("*.json"), out_dir / "meta.json",
+                     out_dir / VOCABULARY]:
+            file.unlink(missing_ok=True)
+    (out_dir / "progress").mkdir(parents=True, exist_ok=True)
+    t0 = time.time()
+    shards = find_shards(cfg, out_dir)
+    check_same_source(cfg, out_dir, shards)
+    vocabulary_path = get_vocabulary(cfg, out_dir, shards)
+    _, n_id = sentinels(load_vocabulary(vocabulary_path))
+    dtype = "uint16" if n_id <= 65_536 else "uint32"
+    if cfg.vocab_only:
+        print(f"{vocabulary_path} is ready")
+        return 0
+    first, end = (int(x) if x else None for x in (cfg.shards or ":").split(":"))
+    mine = list(enumerate(shards))[first:end]
+    if not mine:
+        raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {cfg.source}")
+    settings = dict(dtype=dtype, text_key=cfg.text_key, sample_by=cfg.sample_by, seed=cfg.seed,
+                    val_share=0.0 if any(s.is_val for s in shards) else cfg.val_share)
+    tokenize(cfg, out_dir, mine, vocabulary_path, settings)
+    meta = write_meta(cfg, out_dir, vocabulary_path, dtype, len(shards))
+    report(cfg, out_dir, meta, mine, time.time() - t0)
+    return 0
+
+
+def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
+    """Tokenize (number, shard) pairs into out_dir, from wherever an earlier call stopped."""
+    writers = [(ShardWriter(out_dir, number), shard) for number, shard in shards]
+    total = {split: sum(w.counts[f"{split}_tokens"] for w, s in writers) for split in ("train", "val")}
+    n_proc = cfg.n_proc or os.cpu_count()
+    by_tokens = cfg.n_tokens is not None
+    bar = progress(desc=str(out_dir), total=cfg.n_tokens if by_tokens else sum(s.size for _, s in shards),
+                   initial=total["train"] if by_tokens else sum(s.size for w, s in writers if w.complete),
+                   unit=" tokens" if by_tokens else "B", unit_scale=True)
+    t0, text = time.time(), 0
+    pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), start_worker,
+                               (str(vocabulary_path), settings))
+    try:
+        for writer, shard in writers:
+            if writer.complete:
+                continue
+            full = (lambda: total["val"] >= cfg.n_val_tokens) if shard.is_val else \
+                   (lambda: by_tokens and total["train"] >= cfg.n_tokens)
+            if full():
+                continue
+            writer.open()
+            waiting, blocks, at = deque(), read_blocks(shard, cfg, writer.blocks), 0
+            while True:
+                while len(waiting) < 3 * n_proc and (block := next(blocks, None)) is not None:
+                    waiting.append((pool.submit(work, block, shard.is_val), block.at))
+                    del block
+                if not waiting or full():
+                    break
+                future, now = waiting.popleft()
+                blobs, counts, bad = future.result()
+                if bad and not cfg.skip_bad:
+                    writer.commit()
+                    raise ValueError(f"{bad[0]}; --skip_bad=True leaves such lines out and counts them")
+                writer.add(blobs, counts, bad)
+                for split in total:
+                    total[split] += counts[f"{split}_tokens"]
+                text += counts["bytes"]
+                bar.update(counts["train_tokens"] if by_tokens else now - at)
+                at = now
+                bar.set_postfix_str(f"{sum(total.values()):,} tokens, {text / 1e6 / (time.time() - t0):.1f} MB/s of text",
+                                    refresh=False)
+                if writer.blocks % COMMIT == 0:
+                    writer.commit()
+            writer.commit(complete=not waiting)
+            writer.close()
+    finally:
+        bar.close()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def report(cfg, out_dir, meta, shards, seconds):
+    """Print what was made, and what to do about what is odd."""
+    train, val = meta["splits"]["train"], meta["splits"]["val"]
+    size = sum(f.stat().st_size for f in out_dir.glob("*.bin"))
+    print(f"{out_dir}: {train['documents'] + val['documents']:,} documents, {train['tokens']:,} training tokens and"
+          f" {val['tokens']:,} held out, unknown share {meta['unknown_share']:.4%}, {meta['text_bytes']:,} bytes of text"
+          f" in {size:,} bytes, {seconds:.1f} seconds")
+    if meta["bad_lines"]:
+        print(f"left out: {meta['bad_lines']:,} bad lines, among them")
+        for number, _ in shards:
+            for line in ShardWriter(out_dir, number).bad[:3]:
+                print(f"  {line}")
+    if meta["empty_documents"]:
+        print(f"left out: {meta['empty_documents']:,} documents without text")
+    if meta["shards"] < meta["shards_of_source"] and not cfg.n_tokens:
+        print(f"{meta['shards']} of the source's {meta['shards_of_source']} files are in this folder; run the others"
+              f" with --shards here, or copy their .bin and progress files here and run once more")
+    if meta["unknown_share"] > 0.01:
+        print("more than 1 % of the tokens are unknown pieces: this vocabulary does not fit the text")
+    for split, n in (("training", train["tokens"]), ("held-out", val["tokens"])):
+        if not n:
+            print(f"there are no {split} tokens; train.py needs some"
+                  + (" (raise --val_share)" if split == "held-out" else ""))
+
+
+if __name__ == "__main__":
+    from runtime import run
+    run(main)

@@ -1,0 +1,274 @@
+"""What every script does alike: errors, device and precision, checkpoints, log lines, stop signals."""
+import contextlib
+import ctypes
+import json
+import linecache
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """A run that cannot go on, told in one line; exit code 1."""
+
+
+def run(main):
+    """Call main() and turn the user's slips into one line and exit code 2.
+
+    A ValueError that our own `raise` made and any OSError are messages to the user. Everything else is a fault of the
+    code and keeps its traceback. Ctrl-C: exit code 130.
+    """
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
+    except Stopped as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        if not isinstance(error, OSError) and not raised_here(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def raised_here(error):
+    """Whether a `raise` statement of this project made the error."""
+    tb = error.__traceback__
+    while tb.tb_next:
+        tb = tb.tb_next
+    file = tb.tb_frame.f_code.co_filename
+    ours = Path(file).resolve().parent == Path(__file__).resolve().parent
+    return ours and linecache.getline(file, tb.tb_lineno).lstrip().startswith("raise ")
+
+
+# --- device and precision --------------------------------------------------------------------------------------------
+
+def pick_device(name="auto"):
+    """auto: CUDA, else Apple's MPS, else the CPU. Also sets what costs nothing and gains much on each."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device={name} cannot be used here: {str(error).splitlines()[0]}") from None
+    torch.set_flush_denormal(True)          # a saturated softmax yields denormals, which x86 handles in microcode
+    torch.set_float32_matmul_precision("high")      # TF32 on CUDA; the CPU is not concerned
+    if device.type == "cpu":
+        keep_freed_memory()
+    return device
+
+
+def keep_freed_memory():
+    """Tell glibc to keep large freed blocks. By default each big tensor is handed back to the kernel and its pages
+    are zeroed anew at the next use: log-softmax over 456 x 32,128 logits took 33 ms so, and 12 ms without."""
+    if platform.system() == "Linux":
+        with contextlib.suppress(OSError, AttributeError):      # another C library
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(-3, 1 << 30)       # M_MMAP_THRESHOLD: up to 1 GiB from the heap
+            libc.mallopt(-1, 1 << 30)       # M_TRIM_THRESHOLD: give back only what exceeds 1 GiB
+
+
+def pick_dtype(name, device):
+    """The dtype of matrix products: float32, or bfloat16 by autocast. auto: bfloat16 on a CUDA device that has it."""
+    if name == "auto":
+        has = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+        name = "bfloat16" if has else "float32"
+    if name in ("float16", "fp16", "half"):
+        raise ValueError("dtype=float16 is refused: T5's feed-forward output passes 65,504, the largest float16;"
+                         " use bfloat16 or float32")
+    if name not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype={name!r} is unknown; there are auto, float32 and bfloat16")
+    return getattr(torch, name)
+
+
+def autocast(device, dtype):
+    """Weights and moments stay fp32; only matrix products run in bfloat16, and only when dtype says so."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype == torch.bfloat16)
+
+
+PEAK = {"A100": 312e12, "A10G": 70e12, "H100": 989e12, "H200": 989e12, "L4": 121e12, "L40S": 362e12,
+        "RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12}      # dense bf16 (V100: fp16) FLOP/s, from data sheets
+
+
+def peak_flops(device, dtype):
+    """FLOP/s that a share is taken of (MFU): the data sheet's for a known GPU in bfloat16, else the best of a few
+    square matrix products timed now (about a second on a CPU)."""
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(device)
+        for known in sorted(PEAK, key=len, reverse=True):
+            if known in name:
+                return PEAK[known]
+    n = 2048 if device.type == "cpu" else 8192
+    a, best = torch.randn(n, n, device=device, dtype=dtype), 0.0
+    for _ in range(4):
+        synchronize(device)
+        t0 = time.perf_counter()
+        a @ a
+        synchronize(device)
+        best = max(best, 2 * n ** 3 / (time.perf_counter() - t0))
+    return best
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def memory_used(device):
+    """Highest use so far, bytes: of the GPU's memory, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+def write_atomically(path, write):
+    """Call write(file) on a file beside `path`, flush it to the disk, then rename: a reader, or a run that is killed
+    at any moment, finds the old file or the new one, never a part."""
+    path = Path(path)
+    aside = path.with_name(path.name + ".tmp")
+    with open(aside, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    if os.name == "posix":                  # the rename itself reaches the disk with its folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def save_checkpoint(out_dir, content, keep=1, best=False):
+    """Write out_dir/ckpt.pt; with best=True also best.pt; with keep > 1 the last `keep` as ckpt-STEP.pt.
+
+    content   dict of tensors and plain types with "step" in it; anything else would not load with weights_only=True
+    """
+    out_dir = Path(out_dir)
+    path = out_dir / "ckpt.pt"
+    write_atomically(path, lambda file: torch.save(content, file))
+    if best:
+        link(path, out_dir / "best.pt")
+    if keep > 1:
+        link(path, out_dir / f"ckpt-{content['step']:08d}.pt")
+        for old in sorted(out_dir.glob("ckpt-*.pt"))[:-keep]:
+            old.unlink()
+
+
+def link(path, to):
+    """A second name for a file, without a second copy where the file system allows it."""
+    aside = to.with_name(to.name + ".tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:
+        shutil.copyfile(path, aside)
+    os.replace(aside, to)
+
+
+def load_checkpoint(path, device="cpu"):
+    """Read a checkpoint without running any code that it may hold."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} is missing")
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} is not a checkpoint of this project"
+                         f" ({type(error).__name__}: {str(error).splitlines()[0]})") from None
+
+
+# --- log lines -------------------------------------------------------------------------------------------------------
+
+def describe_run(settings, argv):
+    """What config.json records: settings, command, commit, versions, hardware."""
+    here = Path(__file__).resolve().parent
+    git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, text=True,
+                         capture_output=True) if shutil.which("git") else None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"settings": settings, "command": [Path(sys.argv[0]).name, *argv],
+            "commit": git.stdout.strip() if git and git.returncode == 0 else None,
+            "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
+            "processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "gpus": gpus,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+class Metrics:
+    """metrics.jsonl, and TensorBoard or Weights & Biases if asked for: one record a call."""
+
+    def __init__(self, out_dir, resume_step=None, tensorboard=False, wandb=False, settings=None):
+        self.path = Path(out_dir) / "metrics.jsonl"
+        self.board = self.wandb = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ValueError("tensorboard=True needs a package: pip install tensorboard") from None
+            self.board = SummaryWriter(out_dir)
+        if wandb:
+            try:
+                import wandb as library
+            except ImportError:
+                raise ValueError("wandb=True needs a package: pip install wandb") from None
+            self.wandb = library.init(project="nanot5", name=Path(out_dir).name, dir=out_dir, config=settings,
+                                      resume="allow", id=Path(out_dir).name)
+        if resume_step is not None and self.path.exists():      # what came after the checkpoint is done again
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if parsed(line).get("step", resume_step + 1) <= resume_step]
+            write_atomically(self.path, lambda file: file.write("".join(f"{k}\n" for k in kept).encode()))
+
+    def write(self, **record):
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        numbers = {k: v for k, v in record.items() if k != "step"}
+        if self.board:
+            for name, value in numbers.items():
+                self.board.add_scalar(name, value, record["step"])
+        if self.wandb:
+            self.wandb.log(numbers, step=record["step"])
+
+
+def parsed(line):
+    """A JSON line as a dict; a line that was cut off by a crash as an empty one."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {}
+
+
+def duration(seconds):
+    """1:02:03 or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+class StopSignal:
+    """Turns the first SIGTERM or Ctrl-C into a flag that the loop reads; a second Ctrl-C stops at once."""
+
+    def __init__(self):
+        self.received = None
+        signal.signal(signal.SIGTERM, self.note)
+        signal.signal(signal.SIGINT, self.note)
+
+    def note(self, number, frame):
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        print(f"\n{signal.Signals(number).name}: finishing this step, then saving", file=sys.stderr, flush=True)

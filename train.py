@@ -1,0 +1,367 @@
+"""Pre-train a T5 by span corruption.
+
+    python train.py config/tiny.py                               # a small one on the CPU, from nothing
+    python train.py config/t5_base.py --batch_size=128           # nanoT5's model; needs a GPU and data/c4
+    python train.py config/t5_base.py --resume=True              # go on where a run stopped
+"""
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import data
+import runtime
+from configurator import config_files, configure
+from data import Batches, DataConfig
+from model import T5, T5Config
+from optim import OptimConfig, lr_at, make_optimizer
+
+
+@dataclass
+class TrainConfig:
+    """The run: length, batch, device, what is written and when."""
+    out_dir: str | None = None      # run folder; None: runs/NAME of the first config file
+    max_steps: int = 65_536         # optimizer steps
+    batch_size: int = 128           # rows an optimizer step
+    micro_batch_size: int | None = None     # rows at a time, the rest by accumulation; None: the whole batch
+    seed: int = 0                   # of weights, order and noise
+    device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
+    dtype: str = "auto"             # auto, float32 or bfloat16 (autocast; weights stay float32)
+    compile: bool | None = None     # torch.compile; None: on CUDA only
+    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA, eager elsewhere
+    gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
+    eval_every: int = 2_000         # optimizer steps; 0: only before the first and after the last
+    eval_batches: int = 32          # held-out batches of batch_size rows
+    save_every: int = 1_000         # optimizer steps; 0: only after the last one
+    log_every: int = 100            # optimizer steps
+    keep: int = 1                   # last checkpoints kept, beside the best one
+    resume: bool = False            # go on from out_dir/ckpt.pt
+    overwrite: bool = False         # start anew although out_dir holds a run
+    init_from: str | None = None    # run folder or checkpoint whose weights to start from
+    dry_run: bool = False           # print sizes, FLOPs and memory, and stop
+    n_sample: int = 0               # held-out sentences to fill in at the end
+    tensorboard: bool = False       # also write TensorBoard's files into out_dir
+    wandb: bool = False             # also log to Weights & Biases
+
+    def __post_init__(self):
+        for name in ("batch_size", "log_every", "keep", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_steps", "eval_every", "save_every", "seed", "n_sample"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if self.micro_batch_size is None:
+            self.micro_batch_size = self.batch_size
+        if self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size:
+            fit = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0 and n <= self.micro_batch_size]
+            raise ValueError(f"batch_size={self.batch_size} does not split into micro-batches of"
+                             f" {self.micro_batch_size} rows; try micro_batch_size={max(fit, default=1)}")
+        if self.resume and self.overwrite:
+            raise ValueError("resume=True and overwrite=True exclude each other")
+
+
+# What may differ from the stopped run when it is resumed: nothing that the loss depends on beyond rounding.
+FREE = {"out_dir", "data_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
+        "eval_every", "eval_batches", "save_every", "log_every", "keep", "resume", "overwrite", "init_from", "dry_run",
+        "n_sample", "tensorboard", "wandb", "max_steps"}
+
+
+def check_resume(ckpt, settings, meta, optim_cfg):
+    """Refuse to go on with another model, vocabulary, seed or recipe than the checkpoint's, naming both values."""
+    for name, old in ckpt["settings"].items():
+        new = settings.get(name)
+        if name not in FREE and new != old:
+            raise ValueError(f"the stopped run has {name}={old}, this one {name}={new};"
+                             f" resume with --{name}={old}, or start anew in another --out_dir")
+    for name in ("vocabulary_sha256", "train_tokens"):
+        old, new = ckpt["data"][name], data_identity(meta)[name]
+        if old != new:
+            raise ValueError(f"the stopped run was fed other data ({name} {old}, now {new}); give its data_dir")
+    old, new = ckpt["settings"]["max_steps"], settings["max_steps"]
+    if any(lr_at(s, optim_cfg, old) != lr_at(s, optim_cfg, new) for s in range(ckpt["step"])):
+        raise ValueError(f"the stopped run has max_steps={old}, this one {new}, and the learning rates of its first"
+                         f" {ckpt['step']} steps follow from that with schedule={optim_cfg.schedule};"
+                         f" resume with --max_steps={old} (constant, and wsd before its decay, may change it)")
+
+
+def data_identity(meta):
+    return {"vocabulary_sha256": meta["vocabulary_sha256"], "train_tokens": meta["splits"]["train"]["tokens"]}
+
+
+def memory_estimate(cfg, t5, plan, n_params, optimizer):
+    """Bytes of weights, gradients, moments, and of the activations that one micro-batch keeps for the backward pass."""
+    state = n_params * (8 if optimizer == "adafactor" else 16)
+    S, T, HK = plan.source, plan.target, t5.n_head * t5.d_kv
+    wide = (4 if t5.gated else 2) * t5.d_ff
+    eager = cfg.attention != "sdpa"
+
+    def block(n, keys, n_attention):        # floats kept for n tokens: norms and residuals, heads, scores, feed-forward
+        return n * (4 * t5.d_model * (n_attention + 1) + 6 * HK * n_attention + wide + eager * 2 * t5.n_head * keys)
+
+    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + 4 * HK * S
+    if cfg.gradient_checkpointing:
+        kept = t5.n_layer * S * t5.d_model + t5.n_decoder_layer * T * t5.d_model + max(encoder, decoder)
+    else:
+        kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
+    return state + 4 * cfg.micro_batch_size * (kept + 3 * T * t5.vocab_size)
+
+
+@torch.no_grad()
+def evaluate(model, rows, micro_batch_size, device, autocast):
+    """Loss and token accuracy on held-out rows, a dict of val_loss (nats per target token) and val_accuracy."""
+    was_training = model.training
+    model.eval()
+    loss = correct = torch.zeros((), device=device)
+    n_token = 0
+    for lo in range(0, rows.batch_size, micro_batch_size):
+        source, target = (torch.from_numpy(a).to(device) for a in rows.rows(0, lo, min(lo + micro_batch_size,
+                                                                                     rows.batch_size)))
+        with autocast:
+            logits = model.logits(source, target).float()
+        loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+        correct = correct + (logits.argmax(-1) == target).sum()
+        n_token += target.numel()
+    model.train(was_training)
+    return {"val_loss": float(loss) / n_token, "val_accuracy": float(correct) / n_token}
+
+
+def show_samples(model, vocabulary, rows, n, device):
+    """Print n held-out sentences with blanks, what the model puts there, and what stood there."""
+    picked = data.pick_sentences(vocabulary, rows, n)
+    model.eval()
+    for number, (row, part) in enumerate(picked, 1):
+        source, target = rows.rows(0, row, row + 1)
+        guess = model.generate(torch.from_numpy(source).to(device), max_new_tokens=target.shape[1])[0].tolist()
+        print(f"\nheld-out sentence {number}")
+        for title, filling in (("blanks", None), ("model ", guess), ("truth ", target[0])):
+            print(f"  {title}  {fill(vocabulary, source[0, part], filling, rows)}")
+
+
+def fill(vocabulary, source, target, rows):
+    """The text of a masked sentence, each sentinel replaced by its span of `target` in brackets (None: a line)."""
+    first, n_span = rows.first_sentinel, rows.plan.n_span
+    spans = data.split_spans(target, first, n_span) if target is not None else None
+    text, plain = "", []
+    for i in [*source.tolist(), None]:
+        if i is None or first - n_span < i <= first:
+            text += data.ids_to_text(vocabulary, plain)
+            plain = []
+            if i is not None:
+                text += " ____" if spans is None else f" [{data.ids_to_text(vocabulary, spans[first - i]).strip()}]"
+        else:
+            plain.append(i)
+    return text.strip()
+
+
+def open_data(data_dir):
+    """The data folder's meta; the embedded corpus is prepared first if it is asked for and not there."""
+    if Path(data_dir).name == "pydocs" and not (Path(data_dir) / "meta.json").exists():
+        import prepare
+        print(f"{data_dir} is not there yet: preparing the embedded corpus")
+        prepare.main(["--source=pydocs", f"--out_dir={data_dir}"])
+    return data.read_meta(data_dir)
+
+
+def dry_run(cfg, data_cfg, optim_cfg, t5_cfg, plan):
+    """Print what the run would cost, without weights in memory."""
+    with torch.device("meta"):
+        model = T5(t5_cfg)
+    n = model.n_params()
+    flops = model.flops(cfg.batch_size, plan.source, plan.target)
+    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer)
+    print(f"""parameters       {n:,}  (vocabulary {t5_cfg.vocab_size:,})
+row              {plan.raw} raw tokens -> source {plan.source}, target {plan.target}, {plan.n_span} spans
+batch            {cfg.micro_batch_size} rows x {cfg.batch_size // cfg.micro_batch_size} micro-batches = {cfg.batch_size}
+run              {cfg.max_steps:,} steps, {cfg.max_steps * cfg.batch_size * plan.raw:,} raw tokens
+FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
+memory           about {memory / 1e9:.1f} GB in float32 at {cfg.micro_batch_size} rows""")
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
+    settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
+    names = [path.stem for path in config_files(argv)]
+    out_dir = Path(cfg.out_dir or f"runs/{names[0] if names else 'train'}")
+    plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
+
+    # data and vocabulary
+    if cfg.dry_run and not (Path(data_cfg.data_dir) / "meta.json").exists():
+        print(f"{data_cfg.data_dir} is not there; T5's 32,100 ids are assumed")
+        n_id = 32_100
+    else:
+        meta = open_data(data_cfg.data_dir)
+        n_id = meta["n_id"]
+    if t5_cfg.vocab_size is None:
+        t5_cfg.vocab_size = data.round_up(n_id)
+    if t5_cfg.vocab_size < n_id:
+        raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {n_id} ids of {data_cfg.data_dir};"
+                         f" leave it out, or give at least {n_id}")
+    settings["vocab_size"] = t5_cfg.vocab_size
+    if cfg.dry_run:
+        return dry_run(cfg, data_cfg, optim_cfg, t5_cfg, plan)
+    first_sentinel = meta["first_sentinel"]
+    train_tokens = data.Tokens(data_cfg.data_dir, "train", meta)
+    batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, first_sentinel)
+    held_out = data.held_out_rows(data.Tokens(data_cfg.data_dir, "val", meta), plan,
+                                  cfg.eval_batches * cfg.batch_size, first_sentinel)
+    floor = data.unigram_floor(train_tokens, held_out, n_id)
+
+    # the run's folder
+    has_run = (out_dir / "ckpt.pt").exists()
+    if has_run and not cfg.resume and not cfg.overwrite:
+        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with --overwrite=True,"
+                         f" or name another --out_dir")
+    if cfg.resume and not has_run:
+        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume; leave --resume out")
+
+    # model and optimizer
+    device = runtime.pick_device(cfg.device)
+    dtype = runtime.pick_dtype(cfg.dtype, device)
+    torch.manual_seed(cfg.seed)
+    model = T5(t5_cfg).to(device)
+    model.set_attention(("sdpa" if device.type == "cuda" else "eager") if cfg.attention == "auto" else cfg.attention)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    optimizer = make_optimizer(model, optim_cfg)
+    # since the last log line: the losses; when was what last done; best held-out loss; seconds spent in training
+    start, losses, evaluated, best, seconds = 0, [], -1, math.inf, 0.0
+    if cfg.resume:
+        ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt")
+        check_resume(ckpt, settings, meta, optim_cfg)
+        model.load_state_dict(ckpt["model"])
+        optimizer.load_state_dict(ckpt["optimizer"])
+        start, evaluated, best, seconds = (ckpt[k] for k in ("step", "evaluated", "best", "seconds"))
+        losses = [torch.tensor(x, device=device) for x in ckpt["losses"]]
+        del ckpt
+        if start >= cfg.max_steps:
+            print(f"done: {out_dir} is at step {start} of {cfg.max_steps}")
+            return 0
+    elif cfg.init_from:
+        path = Path(cfg.init_from)
+        ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path)
+        for name in asdict(t5_cfg):
+            if name not in ("dropout", "init") and ckpt["settings"][name] != settings[name]:
+                raise ValueError(f"{path} has {name}={ckpt['settings'][name]}, this run {name}={settings[name]}")
+        if ckpt["data"]["vocabulary_sha256"] != meta["vocabulary_sha256"]:
+            raise ValueError(f"{path} was trained with another vocabulary than the one in {data_cfg.data_dir}")
+        model.load_state_dict(ckpt["model"])
+        del ckpt
+    use_compile = cfg.compile if cfg.compile is not None else device.type == "cuda"
+    step_model = torch.compile(model) if use_compile else model
+    autocast = runtime.autocast(device, dtype)
+    flops = model.flops(cfg.batch_size, plan.source, plan.target)
+    peak = runtime.peak_flops(device, dtype)
+
+    out_dir.mkdir(parents=True, exist_ok=True)
+    metrics = runtime.Metrics(out_dir, start if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
+    record = json.dumps(runtime.describe_run(settings, argv), indent=1)
+    runtime.write_atomically(out_dir / "config.json", lambda file: file.write(record.encode()))
+    n_micro = cfg.batch_size // cfg.micro_batch_size
+    print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
+          f" {str(dtype)[6:]}{', compiled' if use_compile else ''}, dropout {t5_cfg.dropout}\n"
+          f"batch {cfg.micro_batch_size} rows x {n_micro} micro-batches = {cfg.batch_size} rows of"
+          f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps\n"
+          f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; held-out floor of frequencies alone: {floor:.3f}",
+          flush=True)
+
+    def content():
+        return {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": settings,
+                "data": data_identity(meta), "losses": [float(x) for x in losses], "evaluated": evaluated,
+                "best": best, "seconds": seconds}
+
+    stop = runtime.StopSignal()
+    grad_norm, lr = torch.zeros(()), 0.0
+    t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
+    for step in range(start, cfg.max_steps + 1):        # the extra pass looks and saves, without an update
+        done = step == cfg.max_steps
+        due_log = step > start and (step % cfg.log_every == 0 or done)
+        due_eval = step != evaluated and (done or step == 0 or cfg.eval_every and step % cfg.eval_every == 0)
+        due_save = step > start and (done or cfg.save_every and step % cfg.save_every == 0)
+
+        # tell
+        if due_log or due_eval or due_save or stop.received:
+            check_finite(losses, step)
+            elapsed = time.perf_counter() - t0
+            seconds += elapsed
+        if due_log:
+            rate = n_timed / elapsed
+            line = dict(step=step, loss=float(torch.stack(losses).mean()), lr=lr, grad_norm=float(grad_norm),
+                        weight_norm=float(torch.nn.utils.get_total_norm(list(model.parameters()))),
+                        tokens_per_s=rate * cfg.batch_size * (plan.source + plan.target), mfu=rate * flops / peak,
+                        seconds=seconds)
+            losses.clear()
+            metrics.write(**line)
+            print(f"step {step:,}/{cfg.max_steps:,} | loss {line['loss']:.4f} | grad {line['grad_norm']:.2f} | "
+                  f"weights {line['weight_norm']:,.1f} | lr {lr:.2e} | {1 / rate:.2f} s/step | "
+                  f"{line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} | "
+                  f"ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
+
+        # look
+        improved = False
+        if due_eval and not stop.received:
+            result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
+            evaluated, improved = step, step > start and result["val_loss"] < best
+            best = min(best, result["val_loss"])
+            metrics.write(step=step, **result, seconds=seconds)
+            print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {result['val_loss']:.4f} | "
+                  f"perplexity {math.exp(min(result['val_loss'], 700)):,.1f} | accuracy {result['val_accuracy']:.1%} | "
+                  f"floor {floor:.3f}", flush=True)
+            if not math.isfinite(result["val_loss"]):
+                raise runtime.Stopped(f"held-out loss is {result['val_loss']} at step {step}; {out_dir} keeps its last"
+                                      f" good checkpoint")
+
+        # save
+        if due_save or improved or stop.received:
+            runtime.save_checkpoint(out_dir, content(), cfg.keep, best=improved)
+        if stop.received and not done:
+            print(f"stopped at step {step:,}; go on with --resume=True")
+            return 128 + stop.received
+        if due_log or due_eval or due_save or improved:
+            t0, n_timed = time.perf_counter(), 0
+        if done:
+            break
+
+        # learn
+        lr = lr_at(step, optim_cfg, cfg.max_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = 0.0
+        for micro in range(n_micro):
+            lo = micro * cfg.micro_batch_size
+            source, target = (torch.from_numpy(a).to(device)
+                              for a in batches.rows(step, lo, lo + cfg.micro_batch_size))
+            if t5_cfg.dropout:                  # noise of its own for each part of each step: nothing to save
+                torch.manual_seed(int(data.key_of(cfg.seed, 4, step, micro)[0] >> data.np.uint64(1)))
+            with autocast:
+                part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
+            part.backward()
+            loss = loss + part.detach()         # stays on the device: nothing waits
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss)
+        n_timed += 1
+
+    print(f"done: {cfg.max_steps:,} steps in {runtime.duration(seconds)}; best held-out loss {best:.4f}"
+          f" (floor of frequencies alone {floor:.3f}); see {out_dir}")
+    if cfg.n_sample:
+        show_samples(model, data.load_vocabulary(Path(data_cfg.data_dir) / meta["vocabulary"]), held_out,
+                     cfg.n_sample, device)
+    return 0
+
+
+def check_finite(losses, step):
+    """Stop at the first loss since the last check that is not a number; what is on the disk stays."""
+    values = torch.stack(losses).isfinite().tolist() if losses else []
+    if not all(values):
+        bad = step - len(values) + values.index(False)
+        raise runtime.Stopped(f"loss is {float(losses[values.index(False)])} at step {bad}; the last good checkpoint"
+                              f" stays as it is. Try a lower learning_rate or a longer warm-up")
+
+
+if __name__ == "__main__":
+    runtime.run(main)
