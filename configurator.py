@@ -119,7 +119,7 @@ def from_value(name, value, kind, where):
         return float(value)
     if plain is int and number and math.isfinite(value) and value == int(value):
         return int(value)
-    if plain is bool and (isinstance(value, bool) or number and value in (0, 1)):
+    if plain is bool and (isinstance(value, bool) or (number and value in (0, 1))):
         return bool(value)
     if plain is str and isinstance(value, (str, Path)):
         return str(value)

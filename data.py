@@ -6,6 +6,7 @@ rows, and to resume is to ask for the next step. Needs numpy alone; the vocabula
 Letters in shapes: B rows, R raw tokens a row before corruption, S source tokens, T target tokens.
 """
 import hashlib
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class SpanPlan:
 
 
 def noise_counts(raw, noise_density, mean_span):
-    """(noise tokens, spans) of a row of `raw` tokens: rounded half to even, at least one span, room for as many gaps."""
+    """(noise tokens, spans) of `raw` tokens: rounded half to even, at least one span, no more spans than gaps."""
     n_noise = min(max(round(raw * noise_density), 1), raw - 1)
     n_span = min(max(round(n_noise / mean_span), 1), n_noise, raw - n_noise)
     return n_noise, n_span
@@ -62,16 +63,22 @@ def span_plan(input_length, noise_density=0.15, mean_span=3.0, n_sentinel=N_SENT
     if input_length < 4:
         raise ValueError(f"input_length={input_length} is too short; a row needs at least 4 tokens")
 
-    def lengths(raw):
+    def source_length(raw):
         n_noise, n_span = noise_counts(raw, noise_density, mean_span)
-        return raw - n_noise + n_span + 1, n_noise + n_span + 1, n_noise, n_span
+        return raw - n_noise + n_span + 1
 
     raw = 2
-    while lengths(raw + 1)[0] <= input_length:              # the source grows by at most 1 a raw token
+    while source_length(raw + 1) <= input_length:
         raw += 1
-    if noise_density == 0.5 and lengths(raw)[1] > input_length and lengths(raw - 1)[0] == input_length:
+    n_noise, n_span = noise_counts(raw, noise_density, mean_span)
+    if noise_density == 0.5 and n_noise + n_span + 1 > input_length and source_length(raw - 1) == input_length:
         raw -= 1                                            # T5's rule: at one half, no target longer than its source
-    plan = SpanPlan(raw, *lengths(raw))
+        n_noise, n_span = noise_counts(raw, noise_density, mean_span)
+    if source_length(raw) < input_length:                   # many short spans: one more token brings one span too many
+        raw += 1
+        n_noise, _ = noise_counts(raw, noise_density, mean_span)
+        n_span = input_length - 1 - (raw - n_noise)
+    plan = SpanPlan(raw, input_length, n_noise + n_span + 1, n_noise, n_span)
     if plan.n_span > n_sentinel:
         most = input_length
         while span_plan(most, noise_density, mean_span, n_sentinel=input_length).n_span > n_sentinel:
@@ -311,7 +318,7 @@ def ids_to_text(vocabulary, ids):
 
 
 def split_spans(target, first_sentinel, n_span):
-    """The ids behind each of the first n_span sentinels of a target, up to the next sentinel or EOS; a list of lists."""
+    """The ids behind each of the first n_span sentinels of a target, up to the next one or EOS: a list of lists."""
     spans, current = [[] for _ in range(n_span)], None
     for i in map(int, target):
         if i == EOS:
@@ -330,9 +337,9 @@ def pick_sentences(vocabulary, batches, n, most_rows=64):
     source, _ = batches.rows(0, 0, rows)
     found = []
     for row in range(rows):
-        ends = [0] + [i + 1 for i, t in enumerate(source[row]) if t == EOS or ids_to_text(vocabulary, [t])[-1:] in ".?!"
-                      and ids_to_text(vocabulary, [t])]
-        for lo, hi in zip(ends[1:], ends[2:]):
+        last = [ids_to_text(vocabulary, [t])[-1:] for t in source[row]]
+        ends = [i + 1 for i, t in enumerate(source[row]) if t == EOS or (last[i] and last[i] in ".?!")]
+        for lo, hi in itertools.pairwise(ends):
             ids = source[row, lo:hi]
             blanks = int((ids > batches.first_sentinel - N_SENTINEL).sum())
             text = ids_to_text(vocabulary, ids)

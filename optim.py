@@ -135,7 +135,7 @@ class AdamWScale(torch.optim.Optimizer):
             beta1, beta2 = group["betas"]
             rates = rms_scale(params)
             torch._foreach_mul_(rates, group["lr"])
-            for p, rate in zip(params, rates):
+            for p, rate in zip(params, rates, strict=True):
                 s = self.state[p]
                 torch._fused_adamw_([p], [p.grad], [s["exp_avg"]], [s["exp_avg_sq"]], [], steps,
                                     lr=rate, beta1=beta1, beta2=beta2, weight_decay=0.0,
@@ -173,7 +173,7 @@ class Adafactor(torch.optim.Optimizer):
             keep = 1 - t ** -0.8
             rates = rms_scale(params)
             torch._foreach_mul_(rates, group["lr"])
-            for p, rate in zip(params, rates):
+            for p, rate in zip(params, rates, strict=True):
                 state, square = self.state[p], p.grad.square().add_(1e-30)
                 if p.ndim >= 2:
                     if not state:

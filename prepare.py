@@ -74,7 +74,7 @@ class PrepareConfig:
             raise ValueError("vocab_size belongs to a vocabulary trained here; leave out --vocab or --vocab_size")
         if self.vocab_size is not None and self.vocab_size < 8:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; 8 is the least")
-        if self.n_proc < 0 or self.n_tokens is not None and self.n_tokens < 1:
+        if self.n_proc < 0 or (self.n_tokens is not None and self.n_tokens < 1):
             raise ValueError(f"n_proc={self.n_proc} and n_tokens={self.n_tokens} must not be negative")
         if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
             raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
@@ -119,7 +119,7 @@ def find_shards(cfg, out_dir):
                  and not any(part.startswith(".") for part in p.relative_to(path).parts)]
         if not found:
             raise ValueError(f"{path} holds no {', '.join(KINDS)} file, nor one of these with .gz")
-    elif cfg.source == "c4" or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", cfg.source) and not kind_of(cfg.source):
+    elif cfg.source == "c4" or (re.fullmatch(r"[\w.-]+(/[\w.-]+)?", cfg.source) and not kind_of(cfg.source)):
         return hub_shards(cfg)
     else:
         raise FileNotFoundError(f"source {cfg.source} is no file or folder here")
@@ -152,7 +152,7 @@ def hub_shards(cfg):
 
 
 def first_line(error):
-    return (str(error).splitlines() or [""])[0]
+    return str(error).partition("\n")[0]
 
 
 def with_retries(call, what, tries=8):
@@ -258,11 +258,11 @@ def open_blocks(shard, cfg):
         line, rest = 1, b""
         while chunk := file.read(BLOCK):
             rest += chunk
-            cut = -1 if whole else max(rest.rfind(end) + len(end) - 1 for end in ends)
-            if cut > len(ends[0]) - 2 and cut >= 0 and any(end in rest for end in ends):
-                yield Block(shard.path, shard.kind, line, rest[:cut + 1], raw.tell())
-                line += rest.count(b"\n", 0, cut + 1)
-                rest = rest[cut + 1:]
+            cut = 0 if whole else max(rest.rfind(end) + len(end) if end in rest else 0 for end in ends)
+            if cut:
+                yield Block(shard.path, shard.kind, line, rest[:cut], raw.tell())
+                line += rest.count(b"\n", 0, cut)
+                rest = rest[cut:]
             elif len(rest) > LONGEST:
                 hint = " or try --sample_by=line" if shard.kind == "text" and cfg.sample_by != "line" else ""
                 raise ValueError(f"{shard.path}:{line}: a document of more than {LONGEST >> 20} MB; split it{hint}")
@@ -375,7 +375,7 @@ class Encoder:
         documents, bad = documents_of(block, self.text_key, self.sample_by)
         parts = {"train": [], "val": []}
         counts = Counter(bad=len(bad))
-        for text, ids in zip(documents, self.ids_of(documents)):
+        for text, ids in zip(documents, self.ids_of(documents), strict=True):
             counts["bytes"] += len(text.encode())
             if not ids:                                         # nothing but blanks
                 counts["empty"] += 1
@@ -399,7 +399,7 @@ def get_vocabulary(cfg, out_dir, shards):
     """Put the SentencePiece model at out_dir/spiece.model: copied, fetched from the Hub, or trained on the text."""
     path = out_dir / VOCABULARY
     wanted = cfg.vocab or (T5_VOCABULARY if cfg.source == "c4" else None)
-    if path.exists():
+    if path.exists() and (out_dir / "progress" / "source.json").exists():      # begun with the settings of now
         return path
     if wanted is None:
         if cfg.shards:
@@ -477,16 +477,18 @@ def train_vocabulary(cfg, shards, sample=10 << 20):
 # --- writing: shards, progress, meta.json ----------------------------------------------------------------------------
 
 def write_atomically(path, write):
-    from runtime import write_atomically as call        # not at the top: it brings torch, which no worker needs
+    from runtime import write_atomically as call  # not at the top: it brings torch, which no worker needs
     call(path, write)
 
 
 def write_json(path, content):
-    write_atomically(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+    from runtime import write_json as call
+    call(path, content)
 
 
 def check_same_source(cfg, out_dir, shards):
-    """Refuse to go on in a folder that was begun from other text or with other settings, naming what differs."""
+    """Refuse to go on in a folder that was begun from other text or with other settings, naming what differs; returns
+    what to write down about this source once it has begun."""
     path = out_dir / "progress" / "source.json"
     free = ("out_dir", "n_tokens", "n_val_tokens", "shards", "n_proc", "skip_bad", "overwrite", "vocab_only", "source")
     now = {k: v for k, v in asdict(cfg).items() if k not in free}
@@ -500,8 +502,7 @@ def check_same_source(cfg, out_dir, shards):
                         " other sizes")
                 raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or"
                                  f" --overwrite=True")
-    else:
-        write_json(path, now)
+    return path, now
 
 
 class ShardWriter:
@@ -590,8 +591,9 @@ def main(argv=None):
     (out_dir / "progress").mkdir(parents=True, exist_ok=True)
     t0 = time.time()
     shards = find_shards(cfg, out_dir)
-    check_same_source(cfg, out_dir, shards)
+    begun = check_same_source(cfg, out_dir, shards)
     vocabulary_path = get_vocabulary(cfg, out_dir, shards)
+    write_json(*begun)
     _, n_id = sentinels(load_vocabulary(vocabulary_path))
     dtype = "uint16" if n_id <= 65_536 else "uint32"
     if cfg.vocab_only:
@@ -648,8 +650,8 @@ def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
                 text += counts["bytes"]
                 bar.update(counts["train_tokens"] if by_tokens else now - at)
                 at = now
-                bar.set_postfix_str(f"{sum(total.values()):,} tokens, {text / 1e6 / (time.time() - t0):.1f} MB/s of text",
-                                    refresh=False)
+                rate = text / 1e6 / (time.time() - t0)
+                bar.set_postfix_str(f"{sum(total.values()):,} tokens, {rate:.1f} MB/s of text", refresh=False)
                 if writer.blocks % COMMIT == 0:
                     writer.commit()
             writer.commit(complete=not waiting)
@@ -664,8 +666,8 @@ def report(cfg, out_dir, meta, shards, seconds):
     train, val = meta["splits"]["train"], meta["splits"]["val"]
     size = sum(f.stat().st_size for f in out_dir.glob("*.bin"))
     print(f"{out_dir}: {train['documents'] + val['documents']:,} documents, {train['tokens']:,} training tokens and"
-          f" {val['tokens']:,} held out, unknown share {meta['unknown_share']:.4%}, {meta['text_bytes']:,} bytes of text"
-          f" in {size:,} bytes, {seconds:.1f} seconds")
+          f" {val['tokens']:,} held out, unknown share {meta['unknown_share']:.4%}, {meta['text_bytes']:,} bytes of"
+          f" text in {size:,} bytes, {seconds:.1f} seconds")
     if meta["bad_lines"]:
         print(f"left out: {meta['bad_lines']:,} bad lines, among them")
         for number, _ in shards:

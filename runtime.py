@@ -52,6 +52,10 @@ def raised_here(error):
     return ours and linecache.getline(file, tb.tb_lineno).lstrip().startswith("raise ")
 
 
+def first_line(error):
+    return str(error).partition("\n")[0]
+
+
 # --- device and precision --------------------------------------------------------------------------------------------
 
 def pick_device(name="auto"):
@@ -62,7 +66,7 @@ def pick_device(name="auto"):
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device={name} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device={name} cannot be used here: {first_line(error)}") from None
     torch.set_flush_denormal(True)          # a saturated softmax yields denormals, which x86 handles in microcode
     torch.set_float32_matmul_precision("high")      # TF32 on CUDA; the CPU is not concerned
     if device.type == "cpu":
@@ -155,6 +159,10 @@ def write_atomically(path, write):
         os.close(folder)
 
 
+def write_json(path, content):
+    write_atomically(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
+
+
 def save_checkpoint(out_dir, content, keep=1, best=False):
     """Write out_dir/ckpt.pt; with best=True also best.pt; with keep > 1 the last `keep` as ckpt-STEP.pt.
 
@@ -191,7 +199,7 @@ def load_checkpoint(path, device="cpu"):
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint of this project"
-                         f" ({type(error).__name__}: {str(error).splitlines()[0]})") from None
+                         f" ({type(error).__name__}: {first_line(error)})") from None
 
 
 # --- log lines -------------------------------------------------------------------------------------------------------
@@ -207,6 +215,11 @@ def describe_run(settings, argv):
             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "gpus": gpus,
             "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def weight_norm(model):
+    """L2 norm of all weights together."""
+    return float(torch.nn.utils.get_total_norm(list(model.parameters())))
 
 
 class Metrics:
@@ -262,10 +275,14 @@ def duration(seconds):
 class StopSignal:
     """Turns the first SIGTERM or Ctrl-C into a flag that the loop reads; a second Ctrl-C stops at once."""
 
-    def __init__(self):
+    def __enter__(self):
         self.received = None
-        signal.signal(signal.SIGTERM, self.note)
-        signal.signal(signal.SIGINT, self.note)
+        self.before = {s: signal.signal(s, self.note) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def note(self, number, frame):
         if self.received and number == signal.SIGINT:

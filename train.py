@@ -4,7 +4,6 @@
     python train.py config/t5_base.py --batch_size=128           # nanoT5's model; needs a GPU and data/c4
     python train.py config/t5_base.py --resume=True              # go on where a run stopped
 """
-import json
 import math
 import sys
 import time
@@ -166,7 +165,7 @@ def open_data(data_dir):
     return data.read_meta(data_dir)
 
 
-def dry_run(cfg, data_cfg, optim_cfg, t5_cfg, plan):
+def dry_run(cfg, optim_cfg, t5_cfg, plan):
     """Print what the run would cost, without weights in memory."""
     with torch.device("meta"):
         model = T5(t5_cfg)
@@ -181,186 +180,193 @@ FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
 memory           about {memory / 1e9:.1f} GB in float32 at {cfg.micro_batch_size} rows""")
 
 
+@dataclass
+class Progress:
+    """Where a run stands; part of each checkpoint."""
+    step: int = 0                   # optimizer steps done
+    losses: list | None = None      # of the steps since the last log line
+    evaluated: int = -1             # step of the last held-out evaluation
+    best: float = math.inf          # lowest held-out loss
+    seconds: float = 0.0            # spent in training steps
+
+
+def load_weights(path, model, settings, vocabulary_sha256):
+    """Fill the model from another run's checkpoint, which must have the same sizes and vocabulary."""
+    path = Path(path)
+    ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path)
+    for name in asdict(model.config):
+        old, new = ckpt["settings"][name], settings[name]
+        if name not in ("dropout", "init") and old != new:
+            raise ValueError(f"{path} has {name}={old}, this run {name}={new}")
+    if ckpt["data"]["vocabulary_sha256"] != vocabulary_sha256:
+        raise ValueError(f"{path} was trained with another vocabulary than this run's data_dir has")
+    model.load_state_dict(ckpt["model"])
+
+
+def check_finite(losses, step):
+    """Stop at the first loss since the last check that is not a number; what is on the disk stays as it is."""
+    finite = torch.stack(losses).isfinite().tolist() if losses else []
+    if not all(finite):
+        at = finite.index(False)
+        raise runtime.Stopped(f"loss is {float(losses[at])} at step {step - len(losses) + at}; the last good"
+                              f" checkpoint stays as it is. Try a lower learning_rate or a longer warm-up")
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
-    settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
-    names = [path.stem for path in config_files(argv)]
-    out_dir = Path(cfg.out_dir or f"runs/{names[0] if names else 'train'}")
+    files = config_files(argv)
+    out_dir = Path(cfg.out_dir or f"runs/{files[0].stem if files else 'train'}")
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
 
-    # data and vocabulary
+    # data, and the vocabulary size that follows from it
     if cfg.dry_run and not (Path(data_cfg.data_dir) / "meta.json").exists():
         print(f"{data_cfg.data_dir} is not there; T5's 32,100 ids are assumed")
-        n_id = 32_100
+        meta = {"n_id": 32_100}
     else:
         meta = open_data(data_cfg.data_dir)
-        n_id = meta["n_id"]
     if t5_cfg.vocab_size is None:
-        t5_cfg.vocab_size = data.round_up(n_id)
-    if t5_cfg.vocab_size < n_id:
-        raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {n_id} ids of {data_cfg.data_dir};"
-                         f" leave it out, or give at least {n_id}")
-    settings["vocab_size"] = t5_cfg.vocab_size
+        t5_cfg.vocab_size = data.round_up(meta["n_id"])
+    if t5_cfg.vocab_size < meta["n_id"]:
+        raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
+                         f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
     if cfg.dry_run:
-        return dry_run(cfg, data_cfg, optim_cfg, t5_cfg, plan)
-    first_sentinel = meta["first_sentinel"]
-    train_tokens = data.Tokens(data_cfg.data_dir, "train", meta)
-    batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, first_sentinel)
-    held_out = data.held_out_rows(data.Tokens(data_cfg.data_dir, "val", meta), plan,
-                                  cfg.eval_batches * cfg.batch_size, first_sentinel)
-    floor = data.unigram_floor(train_tokens, held_out, n_id)
+        return dry_run(cfg, optim_cfg, t5_cfg, plan)
+    settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
+    train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
+    batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
+    held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * cfg.batch_size, meta["first_sentinel"])
+    floor = data.unigram_floor(train_tokens, held_out, meta["n_id"])
 
-    # the run's folder
+    # model and optimizer, new or from a checkpoint
     has_run = (out_dir / "ckpt.pt").exists()
     if has_run and not cfg.resume and not cfg.overwrite:
-        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with --overwrite=True,"
-                         f" or name another --out_dir")
+        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
+                         f" --overwrite=True, or name another --out_dir")
     if cfg.resume and not has_run:
-        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume; leave --resume out")
-
-    # model and optimizer
+        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
+                                f" leave --resume out")
     device = runtime.pick_device(cfg.device)
     dtype = runtime.pick_dtype(cfg.dtype, device)
+    autocast = runtime.autocast(device, dtype)
     torch.manual_seed(cfg.seed)
     model = T5(t5_cfg).to(device)
-    model.set_attention(("sdpa" if device.type == "cuda" else "eager") if cfg.attention == "auto" else cfg.attention)
+    model.set_attention(("sdpa" if device.type == "cuda" else "eager") if cfg.attention == "auto"
+                        else cfg.attention)
     model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     optimizer = make_optimizer(model, optim_cfg)
-    # since the last log line: the losses; when was what last done; best held-out loss; seconds spent in training
-    start, losses, evaluated, best, seconds = 0, [], -1, math.inf, 0.0
+    at = Progress(losses=[])
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt")
         check_resume(ckpt, settings, meta, optim_cfg)
         model.load_state_dict(ckpt["model"])
         optimizer.load_state_dict(ckpt["optimizer"])
-        start, evaluated, best, seconds = (ckpt[k] for k in ("step", "evaluated", "best", "seconds"))
-        losses = [torch.tensor(x, device=device) for x in ckpt["losses"]]
+        at = Progress(**ckpt["progress"])
+        at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
-        if start >= cfg.max_steps:
-            print(f"done: {out_dir} is at step {start} of {cfg.max_steps}")
+        if at.step >= cfg.max_steps:
+            print(f"done: {out_dir} is at step {at.step} of {cfg.max_steps}")
             return 0
     elif cfg.init_from:
-        path = Path(cfg.init_from)
-        ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path)
-        for name in asdict(t5_cfg):
-            if name not in ("dropout", "init") and ckpt["settings"][name] != settings[name]:
-                raise ValueError(f"{path} has {name}={ckpt['settings'][name]}, this run {name}={settings[name]}")
-        if ckpt["data"]["vocabulary_sha256"] != meta["vocabulary_sha256"]:
-            raise ValueError(f"{path} was trained with another vocabulary than the one in {data_cfg.data_dir}")
-        model.load_state_dict(ckpt["model"])
-        del ckpt
-    use_compile = cfg.compile if cfg.compile is not None else device.type == "cuda"
-    step_model = torch.compile(model) if use_compile else model
-    autocast = runtime.autocast(device, dtype)
-    flops = model.flops(cfg.batch_size, plan.source, plan.target)
-    peak = runtime.peak_flops(device, dtype)
+        load_weights(cfg.init_from, model, settings, meta["vocabulary_sha256"])
+    compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
+    step_model = torch.compile(model) if compiled else model
 
+    # the run's folder and first lines
     out_dir.mkdir(parents=True, exist_ok=True)
-    metrics = runtime.Metrics(out_dir, start if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
-    record = json.dumps(runtime.describe_run(settings, argv), indent=1)
-    runtime.write_atomically(out_dir / "config.json", lambda file: file.write(record.encode()))
+    if cfg.overwrite:
+        for old in [*out_dir.glob("ckpt*.pt"), out_dir / "best.pt"]:
+            old.unlink(missing_ok=True)
+    metrics = runtime.Metrics(out_dir, at.step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
+    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     n_micro = cfg.batch_size // cfg.micro_batch_size
+    flops, peak = model.flops(cfg.batch_size, plan.source, plan.target), runtime.peak_flops(device, dtype)
     print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
-          f" {str(dtype)[6:]}{', compiled' if use_compile else ''}, dropout {t5_cfg.dropout}\n"
-          f"batch {cfg.micro_batch_size} rows x {n_micro} micro-batches = {cfg.batch_size} rows of"
-          f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps\n"
-          f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; held-out floor of frequencies alone: {floor:.3f}",
-          flush=True)
+          f" {str(dtype)[6:]}{', compiled' if compiled else ''}, dropout {t5_cfg.dropout}")
+    print(f"batch {cfg.micro_batch_size} rows x {n_micro} micro-batches = {cfg.batch_size} rows of"
+          f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps")
+    print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"
+          f" held-out loss of {floor:.3f} (the floor)", flush=True)
 
-    def content():
-        return {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": settings,
-                "data": data_identity(meta), "losses": [float(x) for x in losses], "evaluated": evaluated,
-                "best": best, "seconds": seconds}
-
-    stop = runtime.StopSignal()
     grad_norm, lr = torch.zeros(()), 0.0
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
-    for step in range(start, cfg.max_steps + 1):        # the extra pass looks and saves, without an update
-        done = step == cfg.max_steps
-        due_log = step > start and (step % cfg.log_every == 0 or done)
-        due_eval = step != evaluated and (done or step == 0 or cfg.eval_every and step % cfg.eval_every == 0)
-        due_save = step > start and (done or cfg.save_every and step % cfg.save_every == 0)
+    with runtime.StopSignal() as stop:
+        for step in range(at.step, cfg.max_steps + 1):      # the extra pass looks and saves, without an update
+            done, new = step == cfg.max_steps, step > at.step
+            due_log = new and (done or step % cfg.log_every == 0)
+            due_eval = step != at.evaluated and (done or step == 0
+                                                 or (cfg.eval_every and step % cfg.eval_every == 0))
+            due_save = new and (done or (cfg.save_every and step % cfg.save_every == 0))
+            improved = False
+            at.step = step
 
-        # tell
-        if due_log or due_eval or due_save or stop.received:
-            check_finite(losses, step)
-            elapsed = time.perf_counter() - t0
-            seconds += elapsed
-        if due_log:
-            rate = n_timed / elapsed
-            line = dict(step=step, loss=float(torch.stack(losses).mean()), lr=lr, grad_norm=float(grad_norm),
-                        weight_norm=float(torch.nn.utils.get_total_norm(list(model.parameters()))),
-                        tokens_per_s=rate * cfg.batch_size * (plan.source + plan.target), mfu=rate * flops / peak,
-                        seconds=seconds)
-            losses.clear()
-            metrics.write(**line)
-            print(f"step {step:,}/{cfg.max_steps:,} | loss {line['loss']:.4f} | grad {line['grad_norm']:.2f} | "
-                  f"weights {line['weight_norm']:,.1f} | lr {lr:.2e} | {1 / rate:.2f} s/step | "
-                  f"{line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} | "
-                  f"ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
+            # look
+            if due_log or due_eval or due_save or stop.received:
+                check_finite(at.losses, step)
+                elapsed = time.perf_counter() - t0
+                at.seconds += elapsed
+            if due_log:
+                rate = n_timed / elapsed
+                line = {"step": step, "loss": float(torch.stack(at.losses).mean()), "lr": lr,
+                        "grad_norm": float(grad_norm), "weight_norm": runtime.weight_norm(model),
+                        "tokens_per_s": rate * cfg.batch_size * (plan.source + plan.target),
+                        "mfu": rate * flops / peak, "seconds": at.seconds}
+                at.losses.clear()
+                metrics.write(**line)
+                print(f"step {step:,}/{cfg.max_steps:,} | loss {line['loss']:.4f} |"
+                      f" grad {line['grad_norm']:.2f} | weights {line['weight_norm']:,.1f} | lr {lr:.2e} |"
+                      f" {1 / rate:.2f} s/step | {line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} |"
+                      f" ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
+            if due_eval and not stop.received:
+                result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
+                val_loss = result["val_loss"]
+                at.evaluated, improved, at.best = step, new and val_loss < at.best, min(at.best, val_loss)
+                metrics.write(step=step, **result, seconds=at.seconds)
+                print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {val_loss:.4f} | floor {floor:.4f} |"
+                      f" perplexity {math.exp(min(val_loss, 700)):,.1f} |"
+                      f" accuracy {result['val_accuracy']:.1%}", flush=True)
+                check_finite([torch.tensor(val_loss)], step)
 
-        # look
-        improved = False
-        if due_eval and not stop.received:
-            result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
-            evaluated, improved = step, step > start and result["val_loss"] < best
-            best = min(best, result["val_loss"])
-            metrics.write(step=step, **result, seconds=seconds)
-            print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {result['val_loss']:.4f} | "
-                  f"perplexity {math.exp(min(result['val_loss'], 700)):,.1f} | accuracy {result['val_accuracy']:.1%} | "
-                  f"floor {floor:.3f}", flush=True)
-            if not math.isfinite(result["val_loss"]):
-                raise runtime.Stopped(f"held-out loss is {result['val_loss']} at step {step}; {out_dir} keeps its last"
-                                      f" good checkpoint")
+            # keep
+            if due_save or improved or stop.received:
+                progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
+                content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                           "progress": progress, "settings": settings, "data": data_identity(meta)}
+                runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
+            if stop.received and not done:
+                print(f"stopped at step {step:,}; go on with --resume=True")
+                return 128 + stop.received
+            if due_log or due_eval or due_save:
+                t0, n_timed = time.perf_counter(), 0
+            if done:
+                break
 
-        # save
-        if due_save or improved or stop.received:
-            runtime.save_checkpoint(out_dir, content(), cfg.keep, best=improved)
-        if stop.received and not done:
-            print(f"stopped at step {step:,}; go on with --resume=True")
-            return 128 + stop.received
-        if due_log or due_eval or due_save or improved:
-            t0, n_timed = time.perf_counter(), 0
-        if done:
-            break
+            # learn
+            lr = lr_at(step, optim_cfg, cfg.max_steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            loss = 0.0
+            for micro in range(n_micro):
+                rows = batches.rows(step, micro * cfg.micro_batch_size, (micro + 1) * cfg.micro_batch_size)
+                source, target = (torch.from_numpy(a).to(device) for a in rows)
+                if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
+                    torch.manual_seed(int(data.key_of(cfg.seed, 4, step, micro)[0]) >> 1)
+                with autocast:
+                    part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
+                part.backward()
+                loss = loss + part.detach()         # stays on the device: nothing waits
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            at.losses.append(loss)
+            n_timed += 1
 
-        # learn
-        lr = lr_at(step, optim_cfg, cfg.max_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = 0.0
-        for micro in range(n_micro):
-            lo = micro * cfg.micro_batch_size
-            source, target = (torch.from_numpy(a).to(device)
-                              for a in batches.rows(step, lo, lo + cfg.micro_batch_size))
-            if t5_cfg.dropout:                  # noise of its own for each part of each step: nothing to save
-                torch.manual_seed(int(data.key_of(cfg.seed, 4, step, micro)[0] >> data.np.uint64(1)))
-            with autocast:
-                part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
-            part.backward()
-            loss = loss + part.detach()         # stays on the device: nothing waits
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss)
-        n_timed += 1
-
-    print(f"done: {cfg.max_steps:,} steps in {runtime.duration(seconds)}; best held-out loss {best:.4f}"
-          f" (floor of frequencies alone {floor:.3f}); see {out_dir}")
+    print(f"done: {cfg.max_steps:,} steps in {runtime.duration(at.seconds)}; best held-out loss {at.best:.4f}"
+          f" (floor {floor:.4f}); see {out_dir}")
     if cfg.n_sample:
-        show_samples(model, data.load_vocabulary(Path(data_cfg.data_dir) / meta["vocabulary"]), held_out,
-                     cfg.n_sample, device)
+        vocabulary = data.load_vocabulary(Path(data_cfg.data_dir) / meta["vocabulary"])
+        show_samples(model, vocabulary, held_out, cfg.n_sample, device)
     return 0
-
-
-def check_finite(losses, step):
-    """Stop at the first loss since the last check that is not a number; what is on the disk stays."""
-    values = torch.stack(losses).isfinite().tolist() if losses else []
-    if not all(values):
-        bad = step - len(values) + values.index(False)
-        raise runtime.Stopped(f"loss is {float(losses[values.index(False)])} at step {bad}; the last good checkpoint"
-                              f" stays as it is. Try a lower learning_rate or a longer warm-up")
 
 
 if __name__ == "__main__":

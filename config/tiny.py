@@ -1,4 +1,7 @@
 # config/tiny.py: a small T5 on the documentation of Python, numpy and torch
+# run    python train.py config/tiny.py
+# needs  nothing; prepares data/pydocs at its first run
+# gives  TBD
 data_dir = "data/pydocs"
 input_length = 64
 d_model = 192

@@ -58,7 +58,8 @@ def test_logits_loss_and_every_gradient_equal_transformers(tied, gated, padded):
     theirs.loss.backward()
     gradients = {name: p.grad for name, p in twin.named_parameters()}
     for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[hf_name(name)], atol=1e-5, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(p.grad, gradients[hf_name(name)], atol=1e-5, rtol=0,
+                                   msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_lengths_beyond_the_bias_table_equal_transformers():

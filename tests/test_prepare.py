@@ -1,0 +1,376 @@
+"""Text to token files: sources, vocabulary, stops, damage."""
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from conftest import sentence, write_corpus
+
+import data
+import prepare
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make(source, out_dir, *more):
+    return prepare.main([f"--source={source}", f"--out_dir={out_dir}", "--n_proc=1", *more])
+
+
+def documents(folder, split):
+    """The documents of a split, as lists of ids."""
+    meta = data.read_meta(folder)
+    tokens = data.Tokens(folder, split, meta)
+    rows, row = [], []
+    for t in tokens.read(0, len(tokens)).tolist() if len(tokens) else []:
+        if t == data.EOS:
+            rows.append(row)
+            row = []
+        else:
+            row.append(t)
+    assert not row, "a split ends with EOS"
+    return rows
+
+
+def texts(n, seed=0):
+    rng = random.Random(seed)
+    return [f"{i}: " + " ".join(sentence(rng) for _ in range(rng.randrange(1, 5))) for i in range(n)]
+
+
+def write_jsonl(path, rows, open_=open):
+    with open_(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": row, "url": "x"}) + "\n" for row in rows)
+    return path
+
+
+def write_parquet(path, rows):
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows, "n": list(range(len(rows)))}), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.jsonl.gz", "a.parquet", "a.txt", "a.txt.gz"])
+def test_every_format_gives_what_sentencepiece_itself_gives(tmp_path, corpus, name):
+    """All documents once, in order within their split, each as sentencepiece encodes it plus one EOS."""
+    rows = texts(50)
+    opener = gzip.open if name.endswith(".gz") else open
+    path = tmp_path / name
+    if "json" in name:
+        write_jsonl(path, rows, opener)
+    elif "parquet" in name:
+        write_parquet(path, rows)
+    else:
+        with opener(path, "wt", encoding="utf-8") as file:
+            file.write("\n\n".join(rows))
+    make(path, tmp_path / "out", f"--vocab={corpus}", "--val_share=0.2")
+    vocabulary = sentencepiece.SentencePieceProcessor(model_file=str(corpus / "spiece.model"))
+    wanted = [vocabulary.encode(row) for row in rows]
+    got = {split: documents(tmp_path / "out", split) for split in ("train", "val")}
+    assert sorted(got["train"] + got["val"]) == sorted(wanted)
+    assert [r for r in wanted if r in got["train"]] == got["train"] and 1 < len(got["val"]) < 25
+    meta = data.read_meta(tmp_path / "out")
+    assert meta["text_bytes"] == sum(len(r.encode()) for r in rows)
+    assert meta["splits"]["train"]["tokens"] == sum(len(r) + 1 for r in got["train"])
+
+
+def test_a_folder_in_c4s_layout_keeps_its_validation_files(tmp_path, corpus):
+    folder = tmp_path / "en"
+    folder.mkdir()
+    parts = [texts(20, seed) for seed in range(3)]
+    for i in (0, 1):
+        write_jsonl(folder / f"c4-train.0000{i}-of-00002.json.gz", parts[i], gzip.open)
+    write_jsonl(folder / "c4-validation.00000-of-00001.json.gz", parts[2], gzip.open)
+    make(folder, tmp_path / "out", f"--vocab={corpus / 'spiece.model'}")
+    vocabulary = data.load_vocabulary(corpus / "spiece.model")
+    assert documents(tmp_path / "out", "train") == [vocabulary.encode(t) for t in parts[0] + parts[1]]
+    assert documents(tmp_path / "out", "val") == [vocabulary.encode(t) for t in parts[2]]
+
+
+def test_markers_in_the_text_stay_text(tmp_path, corpus):
+    """<pad>, </s> and <extra_id_0> become plain pieces, never ids 0, 1 or a sentinel."""
+    write_jsonl(tmp_path / "a.jsonl", ["use <pad> then </s> and <extra_id_0> here"] * 3)
+    make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0")
+    meta = data.read_meta(tmp_path / "out")
+    for row in documents(tmp_path / "out", "train"):
+        assert len(row) > 10 and min(row) >= 2 and max(row) < meta["n_piece"]
+
+
+def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
+    """mT5's vocabularies hold <extra_id_0> as a piece; text must not turn into it."""
+    import io
+    model = io.BytesIO()
+    rng = random.Random(0)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([sentence(rng) + " <extra_id_0> extra" for _ in range(200)]), model_writer=model,
+        vocab_size=80, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=["<extra_id_0>", "<extra_id_1>"],
+        minloglevel=2)
+    vocabulary = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    marker = vocabulary.piece_to_id("<extra_id_0>")
+    text = "The list <extra_id_0> of"
+    assert marker in vocabulary.encode(text)
+    encoder = prepare.Encoder(vocabulary, "uint16", "text", "line", 0.0, 0)
+    assert marker not in encoder.ids_of([text, "a"])[0]
+    assert prepare.sentinels(vocabulary)[0] == marker
+
+
+def test_sample_by_says_what_a_document_is(tmp_path, corpus):
+    (tmp_path / "a.txt").write_bytes("one line\nsecond line\r\n\r\nthe next\n \n\n\nlast ünd\n".encode())
+    wanted = {"line": ["one line", "second line", "the next", " ", "last ünd"],
+              "paragraph": ["one line\nsecond line", "the next", "last ünd"],
+              "document": ["one line\nsecond line\r\n\r\nthe next\n \n\n\nlast ünd\n"]}
+    vocabulary = data.load_vocabulary(corpus / "spiece.model")
+    for how, rows in wanted.items():
+        make(tmp_path / "a.txt", tmp_path / how, f"--vocab={corpus}", "--val_share=0", f"--sample_by={how}")
+        assert documents(tmp_path / how, "train") == [vocabulary.encode(r) for r in rows if r.strip()]
+
+
+def test_block_edges_lose_nothing(tmp_path, monkeypatch, corpus):
+    """Blocks of 64 bytes, smaller than most documents: the same tokens as in one block."""
+    rows = texts(40)
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    (tmp_path / "a.txt").write_text("\n\n".join(rows))
+    for name in ("a.jsonl", "a.txt"):
+        shard = prepare.Shard(name, str(tmp_path / name), prepare.kind_of(name), False, 1)
+        cfg = prepare.PrepareConfig()
+        whole = list(prepare.read_blocks(shard, cfg))
+        monkeypatch.setattr(prepare, "BLOCK", 64)
+        small = list(prepare.read_blocks(shard, cfg))
+        monkeypatch.undo()
+        assert len(whole) <= 2 and len(small) > 20
+        found = [prepare.documents_of(b, "text", "paragraph") for b in small]
+        assert [t.strip() for d, bad in found for t in d] == rows and not any(bad for _, bad in found)
+        assert list(prepare.read_blocks(shard, cfg, skip=len(whole))) == []
+
+
+BAD = [b'{"text": "good one"}', b'{"text": ', b'{"txt": "no field"}', b'{"text": 5}', b'["text"]', b"\xff\xfe",
+       b'{"text": "\\ud800"}', b'{"text": "good two"}', b"", b'{"text": "  "}']
+
+
+def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
+    (tmp_path / "b.jsonl").write_bytes(b"\n".join(BAD))
+    with pytest.raises(ValueError, match=r"b\.jsonl:2: not JSON .*--skip_bad=True"):
+        make(tmp_path / "b.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0")
+    make(tmp_path / "b.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0", "--skip_bad=True")
+    meta = data.read_meta(tmp_path / "out")
+    assert (meta["bad_lines"], meta["empty_documents"], meta["splits"]["train"]["documents"]) == (6, 1, 2)
+    assert "6 bad lines" in capsys.readouterr().out
+    block = prepare.Block("b.jsonl", "json", 1, b"\n".join(BAD))
+    named = prepare.documents_of(block, "text", "line")[1]
+    assert [line.split(":")[1] for line in named] == ["2", "3", "4", "5", "6", "7"]
+
+
+@pytest.mark.parametrize("content, name, part", [
+    (gzip.compress(b'{"text": "a"}\n' * 9999)[:60], "a.jsonl.gz", "cut off or damaged"),
+    (b"no gzip at all", "a.jsonl.gz", "a.jsonl.gz"),
+    (b"PAR1 not really", "a.parquet", "not a Parquet file"),
+    (b"x", "a.pdf", "this kind of file is not read"),
+    (b"", "a.txt", "no text to train a vocabulary on"),
+])
+def test_broken_files_are_named(tmp_path, content, name, part):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=part):
+        make(tmp_path / name, tmp_path / "out")
+
+
+def test_a_missing_column_and_an_empty_folder_are_named(tmp_path, corpus):
+    write_parquet(tmp_path / "a.parquet", ["x"])
+    with pytest.raises(ValueError, match="no column 'body'; it has text, n"):
+        make(tmp_path / "a.parquet", tmp_path / "out", f"--vocab={corpus}", "--text_key=body")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no"):
+        make(tmp_path / "empty", tmp_path / "out2")
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        make(tmp_path / "not/here.jsonl", tmp_path / "out3")
+
+
+# --- vocabulary ------------------------------------------------------------------------------------------------------
+
+def test_a_vocabulary_trained_here_is_laid_out_as_t5s(corpus):
+    meta, vocabulary = data.read_meta(corpus), data.load_vocabulary(corpus / "spiece.model")
+    assert [vocabulary.id_to_piece(i) for i in range(3)] == ["<pad>", "</s>", "<unk>"]
+    assert (meta["n_piece"], meta["n_id"], meta["first_sentinel"]) == (150, 250, 249)
+    assert vocabulary.encode("Ω") == vocabulary.encode("Ω") and 2 in vocabulary.encode("Ω")    # no byte fallback
+
+
+def test_the_embedding_is_rounded_up():
+    assert [data.round_up(n) for n in (32_100, 1_100, 1_152, 1_153)] == [32_128, 1_152, 1_152, 1_280]
+
+
+def test_a_vocabulary_larger_than_the_text_allows_is_refused_with_the_largest(tmp_path):
+    write_corpus(tmp_path / "a.txt", n=30)
+    with pytest.raises(ValueError, match=r"vocab_size=5000 is more than the text supports; at most \d+"):
+        make(tmp_path / "a.txt", tmp_path / "out", "--vocab_size=5000")
+    with pytest.raises(ValueError, match=r"vocab_size=10 "):
+        make(tmp_path / "a.txt", tmp_path / "out2", "--vocab_size=10")
+
+
+def test_a_vocabulary_with_other_control_ids_is_refused(tmp_path):
+    rng = random.Random(0)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([sentence(rng) for _ in range(200)]), model_prefix=str(tmp_path / "llama"),
+        vocab_size=80, minloglevel=2)
+    write_corpus(tmp_path / "a.txt", n=5)
+    with pytest.raises(ValueError, match="T5 needs pad 0, eos 1, unk 2"):
+        make(tmp_path / "a.txt", tmp_path / "out", f"--vocab={tmp_path / 'llama.model'}")
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
+        make(tmp_path / "a.txt", tmp_path / "out", f"--vocab={tmp_path / 'a.txt'}")
+    with pytest.raises(FileNotFoundError, match=r"none\.model is missing"):
+        make(tmp_path / "a.txt", tmp_path / "out", f"--vocab={tmp_path / 'none.model'}")
+
+
+# --- stops, limits, shards -------------------------------------------------------------------------------------------
+
+def folder_bytes(folder):
+    return {p.name: p.read_bytes() for p in sorted(Path(folder).glob("*.bin"))} | {
+        "meta": {k: v for k, v in data.read_meta(folder).items() if k != "source"}}
+
+
+def test_copies_of_a_document_land_on_one_side(tmp_path, corpus):
+    write_jsonl(tmp_path / "a.jsonl", texts(30) * 2)
+    make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0.3")
+    train, val = (set(map(tuple, documents(tmp_path / "out", s))) for s in ("train", "val"))
+    assert train and val and not train & val
+
+
+def big_source(folder, n_file=3, n=6000):
+    folder.mkdir()
+    for i in range(n_file):
+        write_jsonl(folder / f"part{i}.jsonl", texts(n, seed=i))
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_preparation_goes_on_without_loss_or_doubles(tmp_path, corpus, number):
+    """Stopped at three moments, then run to its end: byte for byte the folder of a run without stops."""
+    source = big_source(tmp_path / "in")
+    make(source, tmp_path / "whole", f"--vocab={corpus}")
+    command = [sys.executable, "-c", "import prepare, runtime; prepare.BLOCK = 1 << 14; prepare.COMMIT = 2;"
+               " runtime.run(prepare.main)", f"--source={source}", f"--out_dir={tmp_path / 'cut'}",
+               f"--vocab={corpus}", "--n_proc=1"]
+    program = command[2].replace("runtime.run(prepare.main)", "exec('if __name__ == \"__main__\": "
+                                                             "runtime.run(prepare.main)')")
+    stopped = 0
+    for size in (20_000, 200_000, 500_000):
+        process = subprocess.Popen([*command[:2], program, *command[3:]], cwd=ROOT, stderr=subprocess.PIPE)
+        deadline = time.time() + 60
+        while process.poll() is None and time.time() < deadline:
+            if sum(p.stat().st_size for p in (tmp_path / "cut").glob("*.bin")) > size:
+                process.send_signal(number)
+                break
+            time.sleep(0.002)
+        stopped += process.wait(60) != 0
+        process.stderr.close()
+    assert stopped >= 2
+    subprocess.run([*command[:2], program, *command[3:]], cwd=ROOT, check=True, capture_output=True)
+    assert folder_bytes(tmp_path / "cut") == folder_bytes(tmp_path / "whole")
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path, corpus):
+    if not Path("/proc").is_dir():
+        pytest.skip("needs /proc")
+    source = big_source(tmp_path / "in", n=20_000)
+    process = subprocess.Popen([sys.executable, "prepare.py", f"--source={source}", f"--out_dir={tmp_path / 'out'}",
+                                f"--vocab={corpus}", "--n_proc=2"], cwd=ROOT, stderr=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL)
+    deadline, children = time.time() + 60, []
+    while len(children) < 3 and time.time() < deadline:     # two workers and the resource tracker
+        time.sleep(0.01)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 3
+    process.kill()
+    process.wait()
+    deadline = time.time() + 20
+    while any(alive(pid) for pid in children) and time.time() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in children)
+
+
+def alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_shards_split_the_work_and_add_up(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=100)
+    make(source, tmp_path / "whole", f"--vocab={corpus}")
+    for part in ("2:", ":1", "1:2"):
+        make(source, tmp_path / "parts", f"--vocab={corpus}", f"--shards={part}")
+    assert folder_bytes(tmp_path / "parts") == folder_bytes(tmp_path / "whole")
+    with pytest.raises(ValueError, match="names none of the 3 files"):
+        make(source, tmp_path / "parts", f"--vocab={corpus}", "--shards=3:9")
+    with pytest.raises(ValueError, match="same vocabulary"):
+        make(source, tmp_path / "other", "--shards=0:1")
+
+
+def test_n_tokens_stops_early_and_can_be_raised(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(prepare, "BLOCK", 1 << 12)
+    source = big_source(tmp_path / "in", n=300)
+    make(source, tmp_path / "out", f"--vocab={corpus}", "--n_tokens=5000")
+    first = data.read_meta(tmp_path / "out")["splits"]["train"]["tokens"]
+    assert 5000 <= first < 8000
+    make(source, tmp_path / "out", f"--vocab={corpus}", "--n_tokens=1e9")
+    make(source, tmp_path / "whole", f"--vocab={corpus}")
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole")
+
+
+def test_a_folder_begun_with_other_settings_is_refused(tmp_path, corpus):
+    write_jsonl(tmp_path / "a.jsonl", texts(30))
+    make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}")
+    with pytest.raises(ValueError, match=r"val_share=0.01, now 0.5"):
+        make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0.5")
+    write_jsonl(tmp_path / "a.jsonl", texts(31))
+    with pytest.raises(ValueError, match="other files"):
+        make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}")
+    make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}", "--overwrite=True")
+    assert data.read_meta(tmp_path / "out")["splits"]["train"]["documents"] in (30, 31)
+
+
+def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypatch):
+    """A remote file whose connection breaks twice: the same blocks, none lost, none doubled."""
+    write_jsonl(tmp_path / "a.jsonl", texts(60))
+    shard = prepare.Shard("a", f"file://{tmp_path}/a.jsonl", "json", False, 1)
+    monkeypatch.setattr(prepare, "BLOCK", 1000)
+    monkeypatch.setattr(prepare.time, "sleep", lambda s: None)
+    wanted = [b.content for b in prepare.read_blocks(shard, prepare.PrepareConfig())]
+    real, breaks = prepare.open_blocks, [3, 5]
+
+    def flaky(shard, cfg):
+        for i, block in enumerate(real(shard, cfg)):
+            if breaks and i == breaks[0]:
+                breaks.pop(0)
+                raise ConnectionResetError("peer went away")
+            yield block
+
+    monkeypatch.setattr(prepare, "open_blocks", flaky)
+    got = [b.content for b in prepare.read_blocks(shard, prepare.PrepareConfig())]
+    assert got == wanted and len(wanted) > 8 and not breaks
+
+
+def test_t5s_vocabulary_encodes_as_published():
+    """Ids of T5's own vocabulary for a list of awkward texts, where that file is at hand."""
+    folder = ROOT.parent / "shared" / "assets" / "t5_tokenizer"
+    if not folder.is_dir():
+        pytest.skip("T5's vocabulary is not beside this checkout")
+    vocabulary = data.load_vocabulary(folder / "spiece.model")
+    encoder = prepare.Encoder(vocabulary, "uint16", "text", "line", 0.0, 0)
+    cases = json.loads((folder / "golden.json").read_text(encoding="utf-8"))["cases"]
+    for case in cases:
+        if "<extra_id_" not in case["text"]:
+            assert encoder.ids_of([case["text"]])[0] == case["ids"]
+    assert prepare.sentinels(vocabulary) == (32_099, 32_100) and len(cases) > 10
+
+
+def test_the_smallest_dtype_that_holds_the_ids_is_chosen(corpus):
+    meta = data.read_meta(corpus)
+    assert meta["dtype"] == "uint16" and np.dtype(meta["dtype"]).itemsize == 2
+    assert os.path.getsize(corpus / "train-00000.bin") == 2 * meta["splits"]["train"]["tokens"]

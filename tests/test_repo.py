@@ -1,0 +1,76 @@
+"""The tree itself: who imports whom, and that every config loads."""
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from configurator import configure
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = {"configurator", "model", "data", "optim", "runtime"}
+ALLOWED = {"prepare": {"configurator", "data", "runtime"}, "train": BASE | {"prepare"}, "bench": BASE}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+def test_imports_go_one_way():
+    files = {path.stem: path for path in ROOT.glob("*.py")}
+    assert set(files) >= BASE | {"train", "prepare"}
+    for name, path in files.items():
+        ours = set(imports(path)) & set(files)
+        assert ours <= (set() if name in BASE else ALLOWED[name]), f"{name}.py imports {ours}"
+    for path in (ROOT / "config").glob("*.py"):
+        assert not set(imports(path)) & set(files)
+
+
+def test_training_from_token_files_needs_torch_and_numpy_alone():
+    for name in ("model", "data", "optim", "runtime", "configurator", "train"):
+        tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+        at_top = {n.split(".")[0] for node in tree.body for n in
+                  ([a.name for a in node.names] if isinstance(node, ast.Import)
+                   else [node.module] if isinstance(node, ast.ImportFrom) else [])}
+        assert at_top <= set(sys.stdlib_module_names) | {"torch", "numpy"} | BASE | {name}, (name, at_top)
+
+
+CONFIGS = sorted(p.name for p in (ROOT / "config").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_loads_and_says_how_to_run_it(name):
+    path = ROOT / "config" / name
+    configure(train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config, argv=[str(path)])
+    head = path.read_text(encoding="utf-8").splitlines()[:8]
+    assert head[0].startswith(f"# config/{name}: ")
+    words = [line.split()[1] for line in head[1:] if line.startswith("# ")]
+    assert [word for word in words if word in ("run", "needs", "gives")] == ["run", "needs", "gives"]
+
+
+def test_the_papers_default_is_nanot5s():
+    files = [str(ROOT / "config" / "nanot5_base.py")]
+    cfg, data_cfg, optim_cfg, t5_cfg = configure(train.TrainConfig, train.DataConfig, train.OptimConfig,
+                                                 train.T5Config, argv=files)
+    assert (cfg.max_steps, cfg.batch_size, optim_cfg.warmup_steps, optim_cfg.grad_clip) == (65_536, 128, 10_000, 1.0)
+    assert (optim_cfg.optimizer, optim_cfg.learning_rate, optim_cfg.schedule) == ("adamwscale", 0.02, "cosine")
+    assert (optim_cfg.final_lr, optim_cfg.warmup_start, optim_cfg.weight_decay) == (1e-5, 0.5, 0.0)
+    assert (optim_cfg.beta1, optim_cfg.beta2, optim_cfg.eps) == (0.9, 0.999, 1e-6)
+    assert (t5_cfg.init, t5_cfg.dropout, t5_cfg.tied, t5_cfg.gated) == ("nanot5", 0.0, False, True)
+    assert (t5_cfg.d_model, t5_cfg.d_ff, t5_cfg.n_head, t5_cfg.n_layer) == (768, 2048, 12, 12)
+    assert (data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span) == (512, 0.15, 3.0)
+
+
+@pytest.mark.parametrize("hours, steps, warmup", [
+    (4, 13_333, 1_666), (8, 26_666, 3_332), (12, 39_999, 5_000), (16, 53_332, 6_666), (20, 66_665, 8_332),
+    (24, 79_998, 10_000)])
+def test_budgets_are_nanot5s(hours, steps, warmup):
+    """nanoT5/configs/task/pt_*h.yaml: batch 256."""
+    files = [str(ROOT / "config" / name) for name in ("t5_base.py", f"budget_{hours}h.py")]
+    cfg, _, optim_cfg, _ = configure(train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config, argv=files)
+    assert (cfg.max_steps, optim_cfg.warmup_steps, cfg.batch_size) == (steps, warmup, 256)

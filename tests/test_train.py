@@ -1,0 +1,346 @@
+"""The loop: accumulation, stops, resumption, evaluation, and the answers to slips."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+import prepare
+import runtime
+import train
+from configurator import configure
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = ["--input_length=32", "--d_model=32", "--d_kv=8", "--d_ff=48", "--n_head=3", "--n_layer=2",
+         "--batch_size=6", "--warmup_steps=5", "--eval_batches=2", "--log_every=1", "--device=cpu"]
+
+
+def run(corpus, out_dir, *more):
+    return train.main([f"--data_dir={corpus}", f"--out_dir={out_dir}", *SIZES, *more])
+
+
+def metrics(out_dir, *keys):
+    """(step, key, value) of every number that does not depend on the clock."""
+    timed = ("seconds", "tokens_per_s", "mfu", "step")
+    lines = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], k, v) for line in lines for k, v in line.items()
+            if k not in timed and (not keys or k in keys)]
+
+
+def checkpoint(out_dir, name="ckpt.pt"):
+    return runtime.load_checkpoint(Path(out_dir) / name)
+
+
+@pytest.mark.parametrize("more", [
+    ["--optimizer=adamwscale", "--dropout=0.1", "--micro_batch_size=2"],
+    ["--optimizer=adafactor", "--schedule=legacy"],
+    ["--optimizer=adamw", "--learning_rate=1e-3", "--schedule=linear", "--weight_decay=0.1"],
+])
+def test_resuming_equals_not_stopping(corpus, tmp_path, more):
+    """40 steps straight; 20, a resume, 20; every loss, norm and rate, and the weights, bit for bit."""
+    more = [*more, "--max_steps=40", "--eval_every=8", "--log_every=3"]
+    run(corpus, tmp_path / "whole", *more)
+    with pytest.MonkeyPatch.context() as patch:         # as SIGTERM does, at the look of step 20
+        patch.setattr(train, "lr_at", lambda step, *a, real=train.lr_at: stop_at(20, step) or real(step, *a))
+        assert run(corpus, tmp_path / "cut", *more) == 128 + signal.SIGTERM
+    assert checkpoint(tmp_path / "cut")["step"] == 20
+    assert run(corpus, f"{tmp_path}/cut/", *more, "--resume=True") == 0
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    a, b = (checkpoint(tmp_path / name)["model"] for name in ("cut", "whole"))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def stop_at(at, step):
+    if step == at - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("first", [0, 1, 6])
+def test_resuming_near_the_ends(corpus, tmp_path, first):
+    """Stopped at the first step, after one, and at the last: no step is lost, repeated or evaluated twice."""
+    run(corpus, tmp_path / "whole", "--max_steps=6", "--schedule=constant")
+    if first:
+        run(corpus, tmp_path / "cut", f"--max_steps={first}", "--schedule=constant")
+        last = metrics(tmp_path / "cut")
+        assert run(corpus, tmp_path / "cut", "--max_steps=6", "--schedule=constant", "--resume=True") == 0
+        if first == 6:      # there was nothing to do
+            assert metrics(tmp_path / "cut") == last == metrics(tmp_path / "whole")
+    else:
+        with pytest.raises(FileNotFoundError, match="nothing to resume"):
+            run(corpus, tmp_path / "cut", "--max_steps=6", "--resume=True")
+        return
+    assert metrics(tmp_path / "cut", "loss", "lr") == metrics(tmp_path / "whole", "loss", "lr")
+    assert checkpoint(tmp_path / "cut")["step"] == 6
+
+
+def test_accumulation_equals_the_large_batch(corpus, tmp_path):
+    """1 x 6 rows, 3 x 2 and 6 x 1: losses and weights to 1e-6 over 10 steps."""
+    runs = []
+    for micro in (6, 2, 1):
+        run(corpus, tmp_path / str(micro), f"--micro_batch_size={micro}", "--max_steps=10")
+        runs.append(([v for _, _, v in metrics(tmp_path / str(micro), "loss", "val_loss")],
+                     checkpoint(tmp_path / str(micro))["model"]))
+    for losses, weights in runs[1:]:
+        assert max(abs(a - b) for a, b in zip(losses, runs[0][0], strict=True)) < 1e-6 * runs[0][0][0]
+        for k, w in weights.items():
+            torch.testing.assert_close(w, runs[0][1][k], atol=1e-6, rtol=1e-4)
+
+
+def test_the_loss_falls_and_the_best_is_kept(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=60", "--eval_every=20", "--beta2=0.98", "--keep=2", "--save_every=25")
+    held_out = {step: v for step, _, v in metrics(tmp_path, "val_loss")}
+    assert list(held_out) == [0, 20, 40, 60] and held_out[60] < 0.8 * held_out[0]
+    best = min(held_out, key=held_out.get)
+    assert checkpoint(tmp_path, "best.pt")["step"] == best
+    kept = ["best.pt", "ckpt-00000050.pt", "ckpt-00000060.pt", "ckpt.pt"]
+    assert sorted(p.name for p in tmp_path.glob("*.pt")) == kept
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_checkpoint_exists_though_no_interval_was_reached(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=7", "--eval_every=100", "--save_every=100")
+    assert checkpoint(tmp_path)["step"] == 7
+    assert [s for s, _, _ in metrics(tmp_path, "val_loss")] == [0, 7]
+
+
+def test_metrics_hold_what_other_tools_read(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=2")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    names = {k for line in lines for k in line}
+    assert names >= {"step", "loss", "val_loss", "lr", "grad_norm", "tokens_per_s", "seconds"}
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["settings"]["d_model"] == 32 and config["settings"]["vocab_size"] == 256 and config["torch"]
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+def evaluation(corpus, n, micro):
+    meta = data.read_meta(corpus)
+    plan = data.span_plan(32)
+    rows = data.held_out_rows(data.Tokens(corpus, "val", meta), plan, n, meta["first_sentinel"])
+    torch.manual_seed(0)
+    model = train.T5(train.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=48, n_head=3, n_layer=2, dropout=0.5))
+    device = torch.device("cpu")
+    result = train.evaluate(model, rows, micro, device, runtime.autocast(device, torch.float32))
+    assert model.training
+    return result, model, rows
+
+
+def test_evaluation_gives_the_same_numbers_however_it_is_cut(corpus):
+    (whole, _, rows), (cut, _, _) = evaluation(corpus, 7, 7), evaluation(corpus, 7, 2)
+    assert rows.batch_size == 7
+    assert abs(whole["val_loss"] - cut["val_loss"]) < 1e-5 and whole["val_accuracy"] == cut["val_accuracy"]
+
+
+def test_evaluation_is_the_mean_over_every_target_token(corpus):
+    result, model, rows = evaluation(corpus, 3, 2)
+    source, target = (torch.from_numpy(a) for a in rows.rows(0))
+    model.eval()
+    with torch.no_grad():
+        logits = model.logits(source, target)
+        rank = logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
+    assert abs(result["val_loss"] + rank.mean().item()) < 1e-5
+    assert result["val_accuracy"] == (logits.argmax(-1) == target).float().mean().item()
+
+
+# --- stops -----------------------------------------------------------------------------------------------------------
+
+def test_a_nan_stops_the_run_and_spares_the_checkpoint(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=4", "--schedule=constant", "--log_every=100")
+    before = (tmp_path / "ckpt.pt").read_bytes()
+    ckpt = checkpoint(tmp_path)
+
+    def poisoned(step, *a, real=train.lr_at):
+        return float("nan") if step == 6 else real(step, *a)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "lr_at", poisoned)
+        with pytest.raises(runtime.Stopped, match="loss is nan at step 7"):
+            run(corpus, tmp_path, "--max_steps=12", "--schedule=constant", "--log_every=5", "--save_every=4",
+                "--resume=True")
+    assert (tmp_path / "ckpt.pt").read_bytes() == before and ckpt["step"] == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(corpus, tmp_path, number):
+    command = [sys.executable, "train.py", f"--data_dir={corpus}", f"--out_dir={tmp_path / 'run'}", *SIZES,
+               "--max_steps=1000000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            process.send_signal(number)
+            break
+    out = process.stdout.read()
+    assert process.wait(60) == 128 + number and "--resume=True" in out and "Traceback" not in out
+    assert checkpoint(tmp_path / "run")["step"] >= 3
+
+
+def test_a_kill_while_saving_leaves_a_loadable_checkpoint(tmp_path):
+    """A process that saves without pause, killed at three random moments; ckpt.pt and best.pt load each time."""
+    program = ("import runtime, sys, torch\n"
+               "for step in range(10**9):\n"
+               "    content = {'step': step, 'x': torch.full((500_000,), float(step))}\n"
+               "    runtime.save_checkpoint(sys.argv[1], content, keep=2, best=True)\n")
+    rng = random.Random(0)
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT)
+        while not (tmp_path / "best.pt").exists():
+            time.sleep(0.01)
+        time.sleep(rng.random())
+        process.kill()
+        process.wait()
+        for name in ("ckpt.pt", "best.pt"):
+            ckpt = checkpoint(tmp_path, name)
+            assert (ckpt["x"] == ckpt["step"]).all()
+            (tmp_path / name).unlink()
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    runtime.save_checkpoint(tmp_path, {"step": 1})
+
+    def broken(file):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        runtime.write_atomically(tmp_path / "ckpt.pt", broken)
+    assert checkpoint(tmp_path)["step"] == 1
+
+
+# --- slips -----------------------------------------------------------------------------------------------------------
+
+def test_a_changed_run_is_not_resumed(corpus, tmp_path):
+    """Another model, seed, recipe, vocabulary or text is refused, with both values; other intervals are fine."""
+    run(corpus, tmp_path / "run", "--max_steps=4")
+    again = lambda *more: run(corpus, tmp_path / "run", "--resume=True", *more)
+    for change, part in (("--d_ff=64", "d_ff=48, this one d_ff=64"), ("--seed=3", "seed=0, this one seed=3"),
+                         ("--optimizer=adamw", "optimizer=adamwscale"), ("--batch_size=12", "batch_size=6"),
+                         ("--vocab_size=512", "vocab_size=256, this one vocab_size=512"),
+                         ("--input_length=40", "input_length=32")):
+        with pytest.raises(ValueError, match=part):
+            again("--max_steps=4", change)
+    assert again("--max_steps=4", "--log_every=7", "--micro_batch_size=2") == 0
+    source = tmp_path / "other.txt"
+    source.write_text("\n\n".join(["Other words stand in this text, and many of them."] * 50))
+    prepare.main([f"--source={source}", f"--out_dir={tmp_path / 'data'}", f"--vocab={corpus}", "--val_share=0.5",
+                  "--n_proc=1"])
+    with pytest.raises(ValueError, match="other data"):
+        train.check_resume(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "run")["settings"],
+                           data.read_meta(tmp_path / "data"), train.OptimConfig())
+
+
+def test_max_steps_may_change_where_no_rate_of_the_past_depends_on_it(corpus, tmp_path):
+    for schedule, allowed in (("constant", True), ("wsd", True), ("linear", False), ("cosine", False)):
+        run(corpus, tmp_path / schedule, "--max_steps=6", f"--schedule={schedule}", "--save_every=4", "--keep=2",
+            "--warmup_steps=1", "--decay_share=0.3")
+        (tmp_path / schedule / "ckpt-00000004.pt").replace(tmp_path / schedule / "ckpt.pt")
+        more = ("--max_steps=9", f"--schedule={schedule}", "--resume=True", "--warmup_steps=1", "--decay_share=0.3")
+        if allowed:
+            assert run(corpus, tmp_path / schedule, *more) == 0
+        else:
+            with pytest.raises(ValueError, match="max_steps=6, this one 9"):
+                run(corpus, tmp_path / schedule, *more)
+
+
+def test_a_run_is_not_overwritten_unasked(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=2")
+    with pytest.raises(ValueError, match=r"holds a run already.*--resume=True.*--overwrite=True"):
+        run(corpus, tmp_path, "--max_steps=2")
+    run(corpus, tmp_path, "--max_steps=3", "--overwrite=True")
+    assert checkpoint(tmp_path)["step"] == 3 and [s for s, _, _ in metrics(tmp_path, "loss")] == [1, 2, 3]
+
+
+def test_weights_of_another_run_can_be_the_start(corpus, tmp_path):
+    run(corpus, tmp_path / "a", "--max_steps=12")
+    run(corpus, tmp_path / "b", "--max_steps=0", f"--init_from={tmp_path / 'a'}")
+    held_out = {name: metrics(tmp_path / name, "val_loss") for name in "ab"}
+    assert held_out["a"][-1][2] == held_out["b"][0][2] < held_out["a"][0][2]
+    with pytest.raises(ValueError, match="d_ff=48, this run d_ff=64"):
+        run(corpus, tmp_path / "c", "--max_steps=0", f"--init_from={tmp_path / 'a'}", "--d_ff=64")
+
+
+@pytest.mark.parametrize("argv, part", [
+    (["--device=cuda:99"], "device=cuda:99 cannot be used here"),
+    (["--device=toaster"], "device=toaster cannot be used here"),
+    (["--dtype=float16"], "float16 is refused"),
+    (["--dtype=int8"], "dtype='int8' is unknown"),
+    (["--batch_size=10", "--micro_batch_size=4"], "try micro_batch_size=2"),
+    (["--attention=flash"], "attention='flash' is unknown"),
+    (["--vocab_size=100"], "vocab_size=100 is less than the 250 ids"),
+    (["--input_length=1810"], "the largest is 1809"),
+    (["--input_length=5000", "--noise_density=0.05"], "prepare more text or lower input_length"),
+    (["--max_steps=-1"], "max_steps=-1"),
+    (["--resume=True", "--overwrite=True"], "exclude each other"),
+    (["--data_dir=no/where"], "meta.json is missing; make it with: python prepare.py"),
+])
+def test_slips_get_one_line(corpus, tmp_path, argv, part):
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        run(corpus, tmp_path / "run", "--max_steps=1", *argv)
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_slip_ends_with_code_2_and_a_bug_keeps_its_traceback():
+    def script(body):
+        return subprocess.run([sys.executable, "-c", f"import runtime\ndef main():\n    {body}\nruntime.run(main)"],
+                              cwd=ROOT, capture_output=True, text=True)
+
+    slip = subprocess.run([sys.executable, "train.py", "--d_modle=3"], cwd=ROOT, capture_output=True, text=True)
+    assert slip.returncode == 2 and slip.stdout == "" and slip.stderr.count("\n") == 1
+    assert "Did you mean 'd_model'?" in slip.stderr
+    bug = script("int('x')")
+    assert bug.returncode == 1 and "Traceback" in bug.stderr
+    assert script("open('not/there')").returncode == 2
+    assert script("raise runtime.Stopped('nan at step 3')").returncode == 1
+
+
+def test_checkpoints_that_would_run_code_are_refused(tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return (os.system, (f"touch {tmp_path / 'ran'}",))
+
+    (tmp_path / "ckpt.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        runtime.load_checkpoint(tmp_path / "ckpt.pt")
+    (tmp_path / "ckpt.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        runtime.load_checkpoint(tmp_path / "ckpt.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_dry_run_prints_sizes_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert not train.main([str(ROOT / "config" / "t5_base.py"), "--dry_run=True"])
+    out = capsys.readouterr().out
+    assert "247,577,856" in out and "568 raw tokens" in out and not list(tmp_path.iterdir())
+
+
+def test_optional_loggers_are_named_when_missing(tmp_path):
+    for name in ("tensorboard", "wandb"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
+            with pytest.raises(ValueError, match=f"pip install {name}"):
+                runtime.Metrics(tmp_path, **{name: True})
+
+
+def test_bfloat16_autocast_keeps_weights_in_float32(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=2", "--dtype=bfloat16")
+    assert {w.dtype for w in checkpoint(tmp_path)["model"].values()} == {torch.float32}
+    held_out = metrics(tmp_path, "val_loss")
+    run(corpus, tmp_path / "fp32", "--max_steps=2")
+    assert abs(held_out[0][2] - metrics(tmp_path / "fp32", "val_loss")[0][2]) < 0.02
+
+
+def test_settings_that_free_a_resume_are_settings():
+    """A renamed setting must not stay behind in the list of those that may change."""
+    names = {f for cls in configure(train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config, argv=[])
+             for f in vars(cls)}
+    assert names >= train.FREE
