@@ -74,6 +74,8 @@ class PrepareConfig:
             raise ValueError("vocab_size belongs to a vocabulary trained here; leave out --vocab or --vocab_size")
         if self.vocab_size is not None and self.vocab_size < 8:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; 8 is the least")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must not be negative")
         if self.n_proc < 0 or (self.n_tokens is not None and self.n_tokens < 1):
             raise ValueError(f"n_proc={self.n_proc} and n_tokens={self.n_tokens} must not be negative")
         if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
@@ -130,21 +132,24 @@ def find_shards(cfg, out_dir):
 def hub_shards(cfg):
     """The files of a data set on the Hub, as its own description lists them."""
     import datasets
-    import fsspec
-    name, subset = C4 if cfg.source == "c4" else (cfg.source, cfg.subset)
+    from fsspec.core import url_to_fs
+    name, subset = C4 if cfg.source == "c4" else (cfg.source, None)
+    subset = cfg.subset or subset
 
-    def look_up():
-        files = datasets.load_dataset_builder(name, cfg.subset or subset).config.data_files
-        return {split: [(str(u), fsspec.filesystem("hf").info(str(u))["size"]) for u in urls]
-                for split, urls in (files or {}).items()}
-
-    try:
-        files = with_retries(look_up, f"data set {name}", tries=3)
-    except Exception as error:
-        raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set of that"
-                                f" name ({type(error).__name__}: {first_line(error)})") from None
-    shards = [Shard(f"{split}/{url.rsplit('/', 1)[-1]}", url, kind_of(url) or "", str(split) != "train", size)
-              for split, urls in files.items() if str(split) in ("train", "validation") for url, size in urls]
+    for attempt in range(3):
+        try:
+            files = datasets.load_dataset_builder(name, subset).config.data_files or {}
+            sizes = {str(url): url_to_fs(str(url)) for urls in files.values() for url in urls}
+            sizes = {url: fs.info(path)["size"] for url, (fs, path) in sizes.items()}
+            break
+        except Exception as error:
+            if attempt == 2:
+                raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set"
+                                        f" of that name ({type(error).__name__}: {first_line(error)})") from None
+            wait_to_retry(attempt, f"data set {name}", error)
+    shards = [Shard(f"{split}/{str(url).rsplit('/', 1)[-1]}", str(url), kind_of(url) or "", str(split) != "train",
+                    sizes[str(url)]) for split, urls in files.items() if str(split) in ("train", "validation")
+              for url in urls]
     unread = [s.path for s in shards if not s.kind]
     if unread or not shards:
         raise ValueError(f"data set {name}: {unread[0] if unread else 'no train split'} cannot be read here")
@@ -155,17 +160,11 @@ def first_line(error):
     return str(error).partition("\n")[0]
 
 
-def with_retries(call, what, tries=8):
-    """call(), again after 1, 2, 4 ... at most 60 seconds while the network fails."""
-    for attempt in itertools.count(1):
-        try:
-            return call()
-        except Exception as error:
-            if attempt == tries:
-                raise
-            pause = min(60, 2 ** (attempt - 1))
-            print(f"{what}: {type(error).__name__}: {first_line(error)}; trying again in {pause} s", file=sys.stderr)
-            time.sleep(pause)
+def wait_to_retry(attempt, what, error):
+    """Tell about a network failure and wait 1, 2, 4 ... at most 60 seconds."""
+    pause = min(60, 2 ** attempt)
+    print(f"{what}: {type(error).__name__}: {first_line(error)}; trying again in {pause} s", file=sys.stderr)
+    time.sleep(pause)
 
 
 def write_pydocs(path):
@@ -225,24 +224,25 @@ def read_blocks(shard, cfg, skip=0):
 
     A file on the Hub that fails midway is opened again, with back-off, and read up to where it was.
     """
-    done = skip
-    for attempt in itertools.count(1):
+    done, attempt = skip, 0
+    while True:
         try:
             for number, block in enumerate(open_blocks(shard, cfg)):
                 if number >= done:
-                    done = number + 1
-                    attempt = 1
+                    done, attempt = number + 1, 0
                     yield block
             return
-        except (EOFError, zlib.error) as error:
-            raise ValueError(f"{shard.path}: the file is cut off or damaged ({first_line(error)})") from None
-        except OSError as error:
-            if "://" not in shard.path:
-                raise ValueError(f"{shard.path}: {first_line(error)}") from None
-            if attempt == 8:
+        except ValueError:                                      # ours: the content, not the transport
+            raise
+        except Exception as error:
+            if "://" in shard.path and attempt < 8:
+                wait_to_retry(attempt, shard.path, error)
+                attempt += 1
+            elif isinstance(error, (EOFError, zlib.error, OSError)):
+                raise ValueError(f"{shard.path}: the file is cut off, damaged or cannot be read"
+                                 f" ({first_line(error)})") from None
+            else:
                 raise
-            with_retries(lambda: time.sleep(min(60, 2 ** attempt)), shard.path)
-            print(f"{shard.path}: {type(error).__name__}: {first_line(error)}; reading again", file=sys.stderr)
 
 
 def open_blocks(shard, cfg):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bench
 from model import T5, T5Config, attend_eager, attend_sdpa, hf_name, relative_bucket, shift_right
 
 PAD = 0
@@ -22,21 +23,8 @@ def ids(*shape, seed=1, high=160):
 
 
 def hugging_face_twin(model):
-    """transformers' T5 with the same weights, eager attention, fp32."""
-    transformers = pytest.importorskip("transformers")
-    c = model.config
-    theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(
-        vocab_size=c.vocab_size, d_model=c.d_model, d_kv=c.d_kv, d_ff=c.d_ff, num_heads=c.n_head,
-        num_layers=c.n_layer, num_decoder_layers=c.n_decoder_layer, dropout_rate=0.0,
-        feed_forward_proj="gated-gelu" if c.gated else "relu", tie_word_embeddings=c.tied,
-        decoder_start_token_id=0, pad_token_id=0, attn_implementation="eager"))
-    if not c.tied:      # transformers 5 ties a fresh v1.1 as well
-        theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.detach().clone())
-    weights = {hf_name(name): w for name, w in model.state_dict().items()}
-    answer = theirs.load_state_dict(weights, strict=False)
-    aliases = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
-    assert not answer.unexpected_keys and set(answer.missing_keys) <= aliases
-    return theirs
+    pytest.importorskip("transformers")
+    return bench.hugging_face(model)
 
 
 @pytest.mark.parametrize("tied, gated", [(False, True), (True, False), (True, True), (False, False)])

@@ -168,7 +168,7 @@ def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
 
 
 @pytest.mark.parametrize("content, name, part", [
-    (gzip.compress(b'{"text": "a"}\n' * 9999)[:60], "a.jsonl.gz", "cut off or damaged"),
+    (gzip.compress(b'{"text": "a"}\n' * 9999)[:60], "a.jsonl.gz", "cut off, damaged"),
     (b"no gzip at all", "a.jsonl.gz", "a.jsonl.gz"),
     (b"PAR1 not really", "a.parquet", "not a Parquet file"),
     (b"x", "a.pdf", "this kind of file is not read"),
@@ -354,6 +354,35 @@ def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypa
     monkeypatch.setattr(prepare, "open_blocks", flaky)
     got = [b.content for b in prepare.read_blocks(shard, prepare.PrepareConfig())]
     assert got == wanted and len(wanted) > 8 and not breaks
+
+
+def test_a_data_set_of_the_hub_is_listed_by_its_own_description(tmp_path, corpus):
+    """The real look-up of `datasets`, on a local folder in place of a name: splits, sizes, order, then the text."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_jsonl(folder / "train-00001.jsonl.gz", texts(20, 1), gzip.open)
+    write_jsonl(folder / "train-00000.jsonl.gz", texts(20, 0), gzip.open)
+    write_jsonl(folder / "validation.jsonl.gz", texts(20, 2), gzip.open)
+    shards = prepare.hub_shards(prepare.PrepareConfig(source=str(folder)))
+    assert [(s.name.split("/")[1], s.is_val) for s in shards] == [
+        ("validation.jsonl.gz", True), ("train-00000.jsonl.gz", False), ("train-00001.jsonl.gz", False)]
+    assert all(s.size == os.path.getsize(folder / s.name.split("/")[1]) and s.kind == "json" for s in shards)
+    blocks = [b for s in shards for b in prepare.read_blocks(s, prepare.PrepareConfig())]
+    found = [t for b in blocks for t in prepare.documents_of(b, "text", "line")[0]]
+    assert found == texts(20, 2) + texts(20, 0) + texts(20, 1)
+
+
+def test_a_name_that_the_hub_does_not_have_is_told_in_one_line(monkeypatch):
+    import datasets
+
+    def offline(*args):
+        raise ConnectionError("no route\nto the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", offline)
+    monkeypatch.setattr(prepare.time, "sleep", lambda s: None)
+    with pytest.raises(FileNotFoundError, match="someone/corpus is no file or folder here, and the Hub gave") as error:
+        prepare.hub_shards(prepare.PrepareConfig(source="someone/corpus"))
+    assert "\n" not in str(error.value)
 
 
 def test_t5s_vocabulary_encodes_as_published():
