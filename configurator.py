@@ -29,12 +29,12 @@ def configure(*classes, argv=None):
     --help prints every setting with its type, default and the comment beside it, and exits.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    types_of = {}
+    types_of, defaults = {}, {}
     for cls in classes:
         for field in dataclasses.fields(cls):
             if field.name in types_of:
                 raise AssertionError(f"two settings are called {field.name!r}")
-            types_of[field.name] = field.type
+            types_of[field.name], defaults[field.name] = field.type, field.default
     if "--help" in argv or "-h" in argv:
         print(help_text(classes))
         raise SystemExit(0)
@@ -44,7 +44,7 @@ def configure(*classes, argv=None):
             name, equals, text = arg[2:].partition("=")         # only the first "=": a value may hold others
             check_name(name, types_of, "command line")
             if not equals:
-                example = "True" if type_name(types_of[name]) == "bool" else type_name(types_of[name])
+                example = not defaults[name] if split_type(types_of[name])[0] is bool else defaults[name]
                 raise ValueError(f"command line: --{name} needs a value, as in --{name}={example}")
             values[name] = from_text(name, text, types_of[name])
         elif arg.startswith("-"):

@@ -331,8 +331,8 @@ def split_spans(target, first_sentinel, n_span):
 
 
 def pick_sentences(vocabulary, batches, n, most_rows=64):
-    """Choose n masked sentences to show to a person: (row, slice of its source) pairs, each of 8 to 40 tokens with one
-    to three sentinels, mostly letters; fewer where the text has no more."""
+    """Choose n masked sentences to show to a person: (row, slice of its source) pairs, each of 10 to 40 tokens with one
+    to three sentinels, in letters and plain punctuation; fewer where the text has no more."""
     rows = min(batches.batch_size, most_rows)
     source, _ = batches.rows(0, 0, rows)
     found = []
@@ -343,8 +343,8 @@ def pick_sentences(vocabulary, batches, n, most_rows=64):
             ids = source[row, lo:hi]
             blanks = int((ids > batches.first_sentinel - N_SENTINEL).sum())
             text = ids_to_text(vocabulary, ids)
-            plain = sum(c.isalpha() or c == " " for c in text)
-            if 8 <= hi - lo <= 40 and 1 <= blanks <= 3 and plain > 0.9 * len(text):
+            prose = all(c.isalpha() or c in " .,'-" for c in text)
+            if 10 <= hi - lo <= 40 and 1 <= blanks <= 3 and prose:
                 found.append((row, slice(lo, hi)))
                 break                                       # one sentence a row
         if len(found) == n:

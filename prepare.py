@@ -213,7 +213,7 @@ def progress(iterable=None, **options):
 class Block:
     """Work for one worker: whole documents of one shard."""
     shard: str
-    kind: str
+    kind: str                       # text, json, parquet; damaged: content is what went wrong
     first: int                      # number of its first line or row in the file, from 1
     content: bytes | list           # bytes of text and json, a list of str of parquet
     at: int = 0                     # bytes of the stored file read so far
@@ -222,7 +222,8 @@ class Block:
 def read_blocks(shard, cfg, skip=0):
     """Yield the blocks of a shard from number `skip` on. The same file always gives the same blocks.
 
-    A file on the Hub that fails midway is opened again, with back-off, and read up to where it was.
+    A file on the Hub that fails midway is opened again, with back-off, and read up to where it was. A local one ends
+    in a block that says what is wrong with it.
     """
     done, attempt = skip, 0
     while True:
@@ -239,8 +240,9 @@ def read_blocks(shard, cfg, skip=0):
                 wait_to_retry(attempt, shard.path, error)
                 attempt += 1
             elif isinstance(error, (EOFError, zlib.error, OSError)):
-                raise ValueError(f"{shard.path}: the file is cut off, damaged or cannot be read"
-                                 f" ({first_line(error)})") from None
+                yield Block(shard.path, "damaged", 0, f"{shard.path}: the file is cut off, damaged or cannot be read"
+                            f" ({first_line(error)})".encode())
+                return
             else:
                 raise
 
@@ -294,6 +296,8 @@ def parquet_blocks(shard, cfg, raw):
 def documents_of(block, text_key, sample_by):
     """(documents, bad) of a block: a list of str, and a list of "file:line: why" for what cannot be read."""
     documents, bad = [], []
+    if block.kind == "damaged":
+        return [], [block.content.decode()]
 
     def add(number, item):
         try:

@@ -99,11 +99,11 @@ def memory_estimate(cfg, t5, plan, n_params, optimizer):
     eager = cfg.attention != "sdpa"
 
     def block(n, keys, n_attention):        # floats kept for n tokens: norms and residuals, heads, scores, feed-forward
-        return n * (4 * t5.d_model * (n_attention + 1) + 6 * HK * n_attention + wide + eager * 2 * t5.n_head * keys)
+        return n * (3 * t5.d_model * (n_attention + 1) + 5 * HK * n_attention + wide + eager * t5.n_head * keys)
 
-    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + 4 * HK * S
+    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + 2 * HK * S
     if cfg.gradient_checkpointing:
-        kept = t5.n_layer * S * t5.d_model + t5.n_decoder_layer * T * t5.d_model + max(encoder, decoder)
+        kept = t5.n_layer * S * t5.d_model + t5.n_decoder_layer * T * t5.d_model + 2 * max(encoder, decoder)
     else:
         kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
     return state + 4 * cfg.micro_batch_size * (kept + 3 * T * t5.vocab_size)
@@ -153,7 +153,7 @@ def fill(vocabulary, source, target, rows):
                 text += " ____" if spans is None else f" [{data.ids_to_text(vocabulary, spans[first - i]).strip()}]"
         else:
             plain.append(i)
-    return text.strip()
+    return " ".join(text.split())
 
 
 def open_data(data_dir):

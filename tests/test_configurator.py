@@ -50,7 +50,7 @@ def test_accepted_forms(arg, name, value):
 
 @pytest.mark.parametrize("argv, parts", [
     (["--seed=007"], ["seed=007", "leading zeros"]),
-    (["--batch_size", "8"], ["--batch_size needs a value"]),
+    (["--batch_size", "8"], ["--batch_size needs a value, as in --batch_size=4"]),
     (["--eval_only"], ["--eval_only=True"]),
     (["--lr=1"], ["'lr'"]),
     (["--learning_rat=1"], ["'learning_rat'", "Did you mean 'learning_rate'?"]),

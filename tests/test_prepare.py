@@ -174,10 +174,27 @@ def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
     (b"x", "a.pdf", "this kind of file is not read"),
     (b"", "a.txt", "no text to train a vocabulary on"),
 ])
-def test_broken_files_are_named(tmp_path, content, name, part):
+def test_broken_files_are_named(tmp_path, corpus, content, name, part):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=part):
-        make(tmp_path / name, tmp_path / "out")
+        make(tmp_path / name, tmp_path / "out", *([] if name == "a.txt" else [f"--vocab={corpus}"]))
+
+
+def test_a_damaged_file_among_others_can_be_left_out(tmp_path, corpus):
+    """What stands before the damage is kept, the damage is counted, the next file is read."""
+    source = tmp_path / "in"
+    source.mkdir()
+    write_jsonl(source / "a.jsonl.gz", texts(3000), gzip.open)
+    whole = (source / "a.jsonl.gz").read_bytes()
+    (source / "a.jsonl.gz").write_bytes(whole[:len(whole) // 2])
+    write_jsonl(source / "b.jsonl", texts(30, seed=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "BLOCK", 1 << 12)
+        make(source, tmp_path / "out", f"--vocab={corpus}", "--skip_bad=True", "--val_share=0")
+    meta, got = data.read_meta(tmp_path / "out"), documents(tmp_path / "out", "train")
+    vocabulary = data.load_vocabulary(corpus / "spiece.model")
+    assert meta["bad_lines"] == 1 and got[-30:] == [vocabulary.encode(t) for t in texts(30, seed=1)]
+    assert 1000 < len(got) - 30 < 2000 and got[:-30] == [vocabulary.encode(t) for t in texts(3000)[:len(got) - 30]]
 
 
 def test_a_missing_column_and_an_empty_folder_are_named(tmp_path, corpus):
