@@ -318,11 +318,11 @@ def ids_to_text(vocabulary, ids):
 
 
 def split_spans(target, first_sentinel, n_span):
-    """The ids behind each of the first n_span sentinels of a target, up to the next one or EOS: a list of lists."""
+    """The ids behind each of the first n_span sentinels of a target, up to the next one: a list of lists. The closing
+    EOS is left out; one inside a span is a document's end."""
+    target = [int(i) for i in target]
     spans, current = [[] for _ in range(n_span)], None
-    for i in map(int, target):
-        if i == EOS:
-            break
+    for i in target[:-1] if target[-1] == EOS else target:
         if first_sentinel - n_span < i <= first_sentinel:
             current = first_sentinel - i
         elif current is not None and i <= first_sentinel - N_SENTINEL:
@@ -330,21 +330,20 @@ def split_spans(target, first_sentinel, n_span):
     return spans
 
 
-def pick_sentences(vocabulary, batches, n, most_rows=64):
-    """Choose n masked sentences to show to a person: (row, slice of its source) pairs, each of 10 to 40 tokens with one
-    to three sentinels, in letters and plain punctuation; fewer where the text has no more."""
+def pick_sentences(vocabulary, batches, n, most_rows=256):
+    """Choose n masked sentences to show to a person, as (row, slice of its source) pairs: 10 to 40 tokens, letters and
+    plain punctuation, one to three blanks of at most two pieces; fewer where the first rows have no more."""
     rows = min(batches.batch_size, most_rows)
-    source, _ = batches.rows(0, 0, rows)
     found = []
-    for row in range(rows):
-        last = [ids_to_text(vocabulary, [t])[-1:] for t in source[row]]
-        ends = [i + 1 for i, t in enumerate(source[row]) if t == EOS or (last[i] and last[i] in ".?!")]
+    for row, (source, target) in enumerate(zip(*batches.rows(0, 0, rows), strict=True)):
+        spans = split_spans(target, batches.first_sentinel, batches.plan.n_span)
+        last = [ids_to_text(vocabulary, [t])[-1:] for t in source]
+        ends = [i + 1 for i, t in enumerate(source) if t == EOS or (last[i] and last[i] in ".?!")]
         for lo, hi in itertools.pairwise(ends):
-            ids = source[row, lo:hi]
-            blanks = int((ids > batches.first_sentinel - N_SENTINEL).sum())
-            text = ids_to_text(vocabulary, ids)
+            text = ids_to_text(vocabulary, source[lo:hi])
             prose = all(c.isalpha() or c in " .,'-" for c in text)
-            if 10 <= hi - lo <= 40 and 1 <= blanks <= 3 and prose:
+            blanks = [spans[k] for k in batches.first_sentinel - source[lo:hi] if 0 <= k < len(spans)]
+            if 10 <= hi - lo <= 40 and prose and 1 <= len(blanks) <= 3 and max(map(len, blanks)) <= 2:
                 found.append((row, slice(lo, hi)))
                 break                                       # one sentence a row
         if len(found) == n:
