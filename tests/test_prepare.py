@@ -402,20 +402,6 @@ def test_a_name_that_the_hub_does_not_have_is_told_in_one_line(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_t5s_vocabulary_encodes_as_published():
-    """Ids of T5's own vocabulary for a list of awkward texts, where that file is at hand."""
-    folder = ROOT.parent / "shared" / "assets" / "t5_tokenizer"
-    if not folder.is_dir():
-        pytest.skip("T5's vocabulary is not beside this checkout")
-    vocabulary = data.load_vocabulary(folder / "spiece.model")
-    encoder = prepare.Encoder(vocabulary, "uint16", "text", "line", 0.0, 0)
-    cases = json.loads((folder / "golden.json").read_text(encoding="utf-8"))["cases"]
-    for case in cases:
-        if "<extra_id_" not in case["text"]:
-            assert encoder.ids_of([case["text"]])[0] == case["ids"]
-    assert prepare.sentinels(vocabulary) == (32_099, 32_100) and len(cases) > 10
-
-
 def test_the_smallest_dtype_that_holds_the_ids_is_chosen(corpus):
     meta = data.read_meta(corpus)
     assert meta["dtype"] == "uint16" and np.dtype(meta["dtype"]).itemsize == 2
