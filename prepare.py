@@ -12,7 +12,6 @@ them in order. Every input file ("shard") has one output file a split and one pr
 blocks of it are safely on disk; after a stop the output is cut back to that and the reading goes on from there.
 """
 import hashlib
-import inspect
 import io
 import itertools
 import json
@@ -20,39 +19,28 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
-import sysconfig
 import threading
 import time
-import zlib
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from configurator import configure
 from data import EOS, FORMAT, N_SENTINEL, file_hash, load_vocabulary
+from sources import BLOCK, SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
 
-BLOCK = 1 << 20                 # bytes of text a worker gets at a time
 COMMIT = 32                     # blocks between two commits of a shard
-LONGEST = 64 << 20              # bytes; a longer document is refused
 VOCABULARY = "spiece.model"
-KINDS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}    # the first three also with .gz
 T5_VOCABULARY = "google/t5-v1_1-base"
-C4 = ("allenai/c4", "en")
 
 
 @dataclass
 class PrepareConfig:
-    """Where text comes from and how it becomes tokens."""
-    source: str = "pydocs"          # pydocs, c4, a file, a folder, or the Hub name of a data set
+    """How text becomes tokens, and where they go."""
     out_dir: str | None = None      # None: data/NAME of the source
-    subset: str | None = None       # a Hub data set's configuration
-    text_key: str = "text"          # field of .jsonl, .json.gz and .parquet that holds the text
-    sample_by: str = "paragraph"    # what is a document in a .txt: line, paragraph (blank lines between) or document
     vocab: str | None = None        # SentencePiece file, folder or Hub name; None: T5's for c4, else trained here
     vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 as T5, 2,000 for pydocs
     vocab_only: bool = False        # stop once the vocabulary is there
@@ -66,8 +54,6 @@ class PrepareConfig:
     overwrite: bool = False         # start anew although out_dir was prepared with other settings
 
     def __post_init__(self):
-        if self.sample_by not in ("line", "paragraph", "document"):
-            raise ValueError(f"sample_by={self.sample_by!r} is unknown; there are line, paragraph and document")
         if not 0 <= self.val_share < 1:
             raise ValueError(f"val_share={self.val_share} must lie in [0, 1)")
         if self.vocab and self.vocab_size:
@@ -80,258 +66,6 @@ class PrepareConfig:
             raise ValueError(f"n_proc={self.n_proc} and n_tokens={self.n_tokens} must not be negative")
         if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
             raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
-
-
-# --- where text comes from -------------------------------------------------------------------------------------------
-
-@dataclass
-class Shard:
-    """One input file: a local path, or a URL that fsspec opens (hf://...)."""
-    name: str
-    path: str
-    kind: str                       # text, json or parquet
-    is_val: bool
-    size: int                       # bytes as stored
-
-
-def kind_of(path):
-    """text, json, parquet or None, by the file's ending."""
-    suffix = Path(str(path).removesuffix(".gz")).suffix
-    kind = KINDS.get(suffix)
-    return None if kind == "parquet" and str(path).endswith(".gz") else kind
-
-
-def is_validation(name):
-    return bool(re.search(r"(^|[^a-z])(val|valid|validation|dev|eval)([^a-z]|$)", name.lower()))
-
-
-def find_shards(cfg, out_dir):
-    """The files of a source, in the order of their names, validation files first."""
-    path = Path(cfg.source).expanduser()
-    if cfg.source == "pydocs":
-        path = out_dir / "pydocs.jsonl"
-        if not path.exists():
-            write_pydocs(path)
-    if path.is_file():
-        if not kind_of(path):
-            raise ValueError(f"{path}: this kind of file is not read; there are {', '.join(KINDS)} and .gz of them")
-        found = [(path.name, path)]
-    elif path.is_dir():
-        found = [(p.relative_to(path).as_posix(), p) for p in path.rglob("*") if p.is_file() and kind_of(p)
-                 and not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        if not found:
-            raise ValueError(f"{path} holds no {', '.join(KINDS)} file, nor one of these with .gz")
-    elif cfg.source == "c4" or (re.fullmatch(r"[\w.-]+(/[\w.-]+)?", cfg.source) and not kind_of(cfg.source)):
-        return hub_shards(cfg)
-    else:
-        raise FileNotFoundError(f"source {cfg.source} is no file or folder here")
-    shards = [Shard(name, str(p), kind_of(p), is_validation(name), p.stat().st_size) for name, p in found]
-    return sorted(shards, key=lambda s: (not s.is_val, s.name))
-
-
-def hub_shards(cfg):
-    """The files of a data set on the Hub, as its own description lists them."""
-    import datasets
-    from fsspec.core import url_to_fs
-    name, subset = C4 if cfg.source == "c4" else (cfg.source, None)
-    subset = cfg.subset or subset
-
-    for attempt in range(3):
-        try:
-            files = datasets.load_dataset_builder(name, subset).config.data_files or {}
-            sizes = {str(url): url_to_fs(str(url)) for urls in files.values() for url in urls}
-            sizes = {url: fs.info(path)["size"] for url, (fs, path) in sizes.items()}
-            break
-        except Exception as error:
-            if attempt == 2:
-                raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set"
-                                        f" of that name ({type(error).__name__}: {first_line(error)})") from None
-            wait_to_retry(attempt, f"data set {name}", error)
-    shards = [Shard(f"{split}/{str(url).rsplit('/', 1)[-1]}", str(url), kind_of(url) or "", str(split) != "train",
-                    sizes[str(url)]) for split, urls in files.items() if str(split) in ("train", "validation")
-              for url in urls]
-    unread = [s.path for s in shards if not s.kind]
-    if unread or not shards:
-        raise ValueError(f"data set {name}: {unread[0] if unread else 'no train split'} cannot be read here")
-    return sorted(shards, key=lambda s: (not s.is_val, s.name))
-
-
-def first_line(error):
-    return str(error).partition("\n")[0]
-
-
-def wait_to_retry(attempt, what, error):
-    """Tell about a network failure and wait 1, 2, 4 ... at most 60 seconds."""
-    pause = min(60, 2 ** attempt)
-    print(f"{what}: {type(error).__name__}: {first_line(error)}; trying again in {pause} s", file=sys.stderr)
-    time.sleep(pause)
-
-
-def write_pydocs(path):
-    """Collect the documentation strings of the standard library, torch and numpy, and the topics of Python's help().
-
-    Read from the sources by pattern, since parsing them takes ten times as long. One JSON object a line: text, origin.
-    """
-    roots = [("python", Path(sysconfig.get_path("stdlib")))]
-    roots += [(name, Path(find_spec(name).origin).parent) for name in ("numpy", "torch") if find_spec(name)]
-    # every triple-quoted string, so that no closing quotes are taken for opening ones; those that begin a line count
-    pattern = re.compile(r"(^[ \t]*[rR]?)?(\"\"\"|''')(.*?)\2", re.S | re.M)
-    seen = set()
-
-    def documents():
-        for root_name, root in roots:
-            for file in sorted(root.rglob("*.py")):
-                parts = file.relative_to(root).parts
-                if {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib"} & set(parts):
-                    continue
-                text = file.read_text(encoding="utf-8", errors="replace")
-                for at_line_start, _, body in pattern.findall(text):
-                    if at_line_start or text.startswith(('"""', 'r"""')):
-                        yield "/".join((root_name, *parts)), inspect.cleandoc(body)
-        from pydoc_data.topics import topics
-        for name, text in sorted(topics.items()):
-            yield f"topics/{name}", text
-
-    def write(file):
-        for origin, text in progress(documents(), desc="pydocs", unit=" texts"):
-            if len(text) >= 100 and text not in seen:           # shorter ones say too little, and many stand twice
-                seen.add(text)
-                file.write((json.dumps({"text": text, "origin": origin}) + "\n").encode())
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, write)
-
-
-def progress(iterable=None, **options):
-    from tqdm import tqdm
-    return tqdm(iterable, dynamic_ncols=True, mininterval=0.5, **options)
-
-
-# --- reading: a shard as blocks --------------------------------------------------------------------------------------
-
-@dataclass
-class Block:
-    """Work for one worker: whole documents of one shard."""
-    shard: str
-    kind: str                       # text, json, parquet; damaged: content is what went wrong
-    first: int                      # number of its first line or row in the file, from 1
-    content: bytes | list           # bytes of text and json, a list of str of parquet
-    at: int = 0                     # bytes of the stored file read so far
-
-
-def read_blocks(shard, cfg, skip=0):
-    """Yield the blocks of a shard from number `skip` on. The same file always gives the same blocks.
-
-    A file on the Hub that fails midway is opened again, with back-off, and read up to where it was. A local one ends
-    in a block that says what is wrong with it.
-    """
-    done, attempt = skip, 0
-    while True:
-        try:
-            for number, block in enumerate(open_blocks(shard, cfg)):
-                if number >= done:
-                    done, attempt = number + 1, 0
-                    yield block
-            return
-        except ValueError:                                      # ours: the content, not the transport
-            raise
-        except Exception as error:
-            if "://" in shard.path and attempt < 8:
-                wait_to_retry(attempt, shard.path, error)
-                attempt += 1
-            elif isinstance(error, (EOFError, zlib.error, OSError)):
-                yield Block(shard.path, "damaged", 0, f"{shard.path}: the file is cut off, damaged or cannot be read"
-                            f" ({first_line(error)})".encode())
-                return
-            else:
-                raise
-
-
-def open_blocks(shard, cfg):
-    import fsspec
-    with fsspec.open(shard.path, "rb") as raw:
-        if shard.kind == "parquet":
-            yield from parquet_blocks(shard, cfg, raw)
-            return
-        import gzip
-        file = gzip.GzipFile(fileobj=raw) if shard.path.endswith(".gz") else raw
-        ends = (b"\n\n", b"\n\r\n") if shard.kind == "text" and cfg.sample_by == "paragraph" else (b"\n",)
-        whole = shard.kind == "text" and cfg.sample_by == "document"
-        line, rest = 1, b""
-        while chunk := file.read(BLOCK):
-            rest += chunk
-            cut = 0 if whole else max(rest.rfind(end) + len(end) if end in rest else 0 for end in ends)
-            if cut:
-                yield Block(shard.path, shard.kind, line, rest[:cut], raw.tell())
-                line += rest.count(b"\n", 0, cut)
-                rest = rest[cut:]
-            elif len(rest) > LONGEST:
-                hint = " or try --sample_by=line" if shard.kind == "text" and cfg.sample_by != "line" else ""
-                raise ValueError(f"{shard.path}:{line}: a document of more than {LONGEST >> 20} MB; split it{hint}")
-        if rest:
-            yield Block(shard.path, shard.kind, line, rest, raw.tell())
-
-
-def parquet_blocks(shard, cfg, raw):
-    import pyarrow
-    import pyarrow.parquet
-    try:
-        file = pyarrow.parquet.ParquetFile(raw)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{shard.path} is not a Parquet file ({first_line(error)})") from None
-    if cfg.text_key not in file.schema_arrow.names:
-        raise ValueError(f"{shard.path} has no column {cfg.text_key!r}; it has {', '.join(file.schema_arrow.names)}:"
-                         f" give --text_key")
-    row, texts, size = 1, [], 0
-    for batch in file.iter_batches(batch_size=256, columns=[cfg.text_key]):
-        texts += batch.column(0).to_pylist()
-        size += batch.nbytes
-        if size >= BLOCK:
-            yield Block(shard.path, shard.kind, row, texts, raw.tell())
-            row, texts, size = row + len(texts), [], 0
-    if texts:
-        yield Block(shard.path, shard.kind, row, texts, raw.tell())
-
-
-def documents_of(block, text_key, sample_by):
-    """(documents, bad) of a block: a list of str, and a list of "file:line: why" for what cannot be read."""
-    documents, bad = [], []
-    if block.kind == "damaged":
-        return [], [block.content.decode()]
-
-    def add(number, item):
-        try:
-            item = item()
-            if not isinstance(item, str):
-                raise ValueError(f"{text_key!r} is {type(item).__name__}, not text")
-            item.encode()                                       # lone surrogates are not text
-            documents.append(item)
-        except UnicodeError as error:
-            bad.append(f"{block.shard}:{number}: not UTF-8 ({error.reason})")
-        except json.JSONDecodeError as error:
-            bad.append(f"{block.shard}:{number}: not JSON ({error.msg})")
-        except (KeyError, TypeError):
-            bad.append(f"{block.shard}:{number}: no field {text_key!r}")
-        except ValueError as error:
-            bad.append(f"{block.shard}:{number}: {error}")
-
-    if block.kind == "parquet":
-        for i, text in enumerate(block.content):
-            add(block.first + i, lambda: text)
-    elif block.kind == "json" or sample_by == "line":
-        for i, line in enumerate(block.content.split(b"\n")):
-            if line.strip():
-                add(block.first + i, (lambda: json.loads(line)[text_key]) if block.kind == "json"
-                    else lambda: line.decode().removesuffix("\r"))
-    elif sample_by == "document":
-        add(block.first, block.content.decode)
-    else:
-        number = block.first
-        for piece in re.split(rb"(\n[ \t\r]*\n)", block.content):
-            if piece.strip():
-                add(number, piece.decode)
-            number += piece.count(b"\n")
-    return documents, bad
 
 
 # --- tokenizing: what a worker does ----------------------------------------------------------------------------------
@@ -352,9 +86,8 @@ def work(block, is_val):
 class Encoder:
     """Blocks to ids: encode(block, is_val) gives bytes of ids a split, a Counter and the bad lines."""
 
-    def __init__(self, vocabulary, dtype, text_key, sample_by, val_share, seed):
-        self.vocabulary, self.dtype = vocabulary, dtype
-        self.text_key, self.sample_by = text_key, sample_by
+    def __init__(self, vocabulary, source_cfg, dtype, val_share, seed):
+        self.vocabulary, self.source_cfg, self.dtype = vocabulary, source_cfg, dtype
         self.limit, self.salt = int(val_share * 2 ** 64), seed.to_bytes(8, "little")
         self.unk = vocabulary.unk_id()
         # mT5's vocabularies hold the sentinels as pieces: text must not turn into them
@@ -376,7 +109,7 @@ class Encoder:
         return rows
 
     def encode(self, block, is_val):
-        documents, bad = documents_of(block, self.text_key, self.sample_by)
+        documents, bad = documents_of(block, self.source_cfg)
         parts = {"train": [], "val": []}
         counts = Counter(bad=len(bad))
         for text, ids in zip(documents, self.ids_of(documents), strict=True):
@@ -399,17 +132,17 @@ class Encoder:
 
 # --- vocabulary ------------------------------------------------------------------------------------------------------
 
-def get_vocabulary(cfg, out_dir, shards):
+def get_vocabulary(cfg, source_cfg, out_dir, shards):
     """Put the SentencePiece model at out_dir/spiece.model: copied, fetched from the Hub, or trained on the text."""
     path = out_dir / VOCABULARY
-    wanted = cfg.vocab or (T5_VOCABULARY if cfg.source == "c4" else None)
+    wanted = cfg.vocab or (T5_VOCABULARY if source_cfg.source == "c4" else None)
     if path.exists() and (out_dir / "progress" / "source.json").exists():      # begun with the settings of now
         return path
     if wanted is None:
         if cfg.shards:
             raise ValueError("with --shards every machine needs the same vocabulary: make it once with"
                              " --vocab_only=True and give it with --vocab")
-        content = train_vocabulary(cfg, shards)
+        content = train_vocabulary(cfg, source_cfg, shards)
     else:
         given = Path(wanted).expanduser()
         if given.is_dir():
@@ -435,19 +168,19 @@ def get_vocabulary(cfg, out_dir, shards):
     return path
 
 
-def train_vocabulary(cfg, shards, sample=10 << 20):
+def train_vocabulary(cfg, source_cfg, shards, sample=10 << 20):
     """A unigram vocabulary as T5's (pad 0, eos 1, unk 2, no byte fallback), from about 10 MB of the source's text,
     taken evenly from up to 64 of its files; returns the model's bytes."""
     import sentencepiece
-    size = cfg.vocab_size or (2_000 if cfg.source == "pydocs" else 32_000)
+    size = cfg.vocab_size or (2_000 if source_cfg.source == "pydocs" else 32_000)
     train = [s for s in shards if not s.is_val] or shards
     chosen = train[::max(1, len(train) // 64)][:64]
 
     def lines():
         for shard in chosen:
             left = sample // len(chosen)
-            for block in read_blocks(shard, cfg):
-                for text in documents_of(block, cfg.text_key, cfg.sample_by)[0]:
+            for block in read_blocks(shard, source_cfg):
+                for text in documents_of(block, source_cfg)[0]:
                     for line in text.split("\n"):
                         for i in range(0, len(line), 1000):     # the trainer leaves out lines over 4,192 bytes
                             yield line[i:i + 1000]
@@ -462,7 +195,7 @@ def train_vocabulary(cfg, shards, sample=10 << 20):
         bar.update(len(line))
     bar.close()
     if not any(line.strip() for line in taken):
-        raise ValueError(f"{cfg.source} holds no text to train a vocabulary on")
+        raise ValueError(f"{source_cfg.source} holds no text to train a vocabulary on")
     print("training the vocabulary ...", flush=True)
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -490,13 +223,13 @@ def write_json(path, content):
     call(path, content)
 
 
-def check_same_source(cfg, out_dir, shards):
+def check_same_source(cfg, source_cfg, out_dir, shards):
     """Refuse to go on in a folder that was begun from other text or with other settings, naming what differs; returns
     what to write down about this source once it has begun."""
     path = out_dir / "progress" / "source.json"
     free = ("out_dir", "n_tokens", "n_val_tokens", "shards", "n_proc", "skip_bad", "overwrite", "vocab_only", "source")
-    now = {k: v for k, v in asdict(cfg).items() if k not in free}
-    now["source"] = cfg.source if cfg.source in ("pydocs", "c4") else Path(cfg.source).name
+    now = {k: v for k, v in {**asdict(source_cfg), **asdict(cfg)}.items() if k not in free}
+    now["source"] = Path(source_cfg.source).name
     now["files"] = [[s.name, s.size] for s in shards]
     if path.exists():
         old = json.loads(path.read_text(encoding="utf-8"))
@@ -550,7 +283,7 @@ class ShardWriter:
             file.close()
 
 
-def write_meta(cfg, out_dir, vocabulary_path, dtype, n_shards):
+def write_meta(source, out_dir, vocabulary_path, dtype, n_shards):
     """meta.json from every shard that the folder has a progress file of; returns it."""
     vocabulary = load_vocabulary(vocabulary_path)
     writers = [ShardWriter(out_dir, n) for n in range(n_shards)
@@ -566,7 +299,7 @@ def write_meta(cfg, out_dir, vocabulary_path, dtype, n_shards):
     tokens = sum(s["tokens"] for s in splits.values())
     meta = {"format": FORMAT, "dtype": dtype, "splits": splits, "n_piece": vocabulary.get_piece_size(), "n_id": n_id,
             "first_sentinel": first_sentinel, "n_sentinel": N_SENTINEL, "vocabulary": VOCABULARY,
-            "vocabulary_sha256": file_hash(vocabulary_path), "source": cfg.source,
+            "vocabulary_sha256": file_hash(vocabulary_path), "source": source,
             "unknown_share": counts["unknown"] / max(1, tokens), "text_bytes": counts["bytes"],
             "bad_lines": counts["bad"], "empty_documents": counts["empty"],
             "shards": len(writers), "shards_of_source": n_shards}
@@ -585,8 +318,8 @@ def sentinels(vocabulary):
 
 
 def main(argv=None):
-    (cfg,) = configure(PrepareConfig, argv=argv)
-    name = Path(cfg.source).name.split(".")[0] or "text"
+    cfg, source_cfg = configure(PrepareConfig, SourceConfig, argv=argv)
+    name = Path(source_cfg.source).name.split(".")[0] or "text"
     out_dir = Path(cfg.out_dir or f"data/{name}")
     if cfg.overwrite and (out_dir / "progress").is_dir():
         for file in [*out_dir.glob("*.bin"), *(out_dir / "progress").glob("*.json"), out_dir / "meta.json",
@@ -594,9 +327,9 @@ def main(argv=None):
             file.unlink(missing_ok=True)
     (out_dir / "progress").mkdir(parents=True, exist_ok=True)
     t0 = time.time()
-    shards = find_shards(cfg, out_dir)
-    begun = check_same_source(cfg, out_dir, shards)
-    vocabulary_path = get_vocabulary(cfg, out_dir, shards)
+    shards = find_shards(source_cfg, out_dir)
+    begun = check_same_source(cfg, source_cfg, out_dir, shards)
+    vocabulary_path = get_vocabulary(cfg, source_cfg, out_dir, shards)
     write_json(*begun)
     _, n_id = sentinels(load_vocabulary(vocabulary_path))
     dtype = "uint16" if n_id <= 65_536 else "uint32"
@@ -606,11 +339,11 @@ def main(argv=None):
     first, end = (int(x) if x else None for x in (cfg.shards or ":").split(":"))
     mine = list(enumerate(shards))[first:end]
     if not mine:
-        raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {cfg.source}")
-    settings = dict(dtype=dtype, text_key=cfg.text_key, sample_by=cfg.sample_by, seed=cfg.seed,
+        raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {source_cfg.source}")
+    settings = dict(source_cfg=source_cfg, dtype=dtype, seed=cfg.seed,
                     val_share=0.0 if any(s.is_val for s in shards) else cfg.val_share)
     tokenize(cfg, out_dir, mine, vocabulary_path, settings)
-    meta = write_meta(cfg, out_dir, vocabulary_path, dtype, len(shards))
+    meta = write_meta(source_cfg.source, out_dir, vocabulary_path, dtype, len(shards))
     report(cfg, out_dir, meta, mine, time.time() - t0)
     return 0
 
@@ -636,7 +369,7 @@ def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
             if full():
                 continue
             writer.open()
-            waiting, blocks, at = deque(), read_blocks(shard, cfg, writer.blocks), 0
+            waiting, blocks, at = deque(), read_blocks(shard, settings["source_cfg"], writer.blocks), 0
             while True:
                 while len(waiting) < 3 * n_proc and (block := next(blocks, None)) is not None:
                     waiting.append((pool.submit(work, block, shard.is_val), block.at))

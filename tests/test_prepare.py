@@ -16,6 +16,7 @@ from conftest import sentence, write_corpus
 
 import data
 import prepare
+import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,7 +117,7 @@ def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
     marker = vocabulary.piece_to_id("<extra_id_0>")
     text = "The list <extra_id_0> of"
     assert marker in vocabulary.encode(text)
-    encoder = prepare.Encoder(vocabulary, "uint16", "text", "line", 0.0, 0)
+    encoder = prepare.Encoder(vocabulary, sources.SourceConfig(), "uint16", 0.0, 0)
     assert marker not in encoder.ids_of([text, "a"])[0]
     assert prepare.sentinels(vocabulary)[0] == marker
 
@@ -138,16 +139,16 @@ def test_block_edges_lose_nothing(tmp_path, monkeypatch, corpus):
     write_jsonl(tmp_path / "a.jsonl", rows)
     (tmp_path / "a.txt").write_text("\n\n".join(rows))
     for name in ("a.jsonl", "a.txt"):
-        shard = prepare.Shard(name, str(tmp_path / name), prepare.kind_of(name), False, 1)
-        cfg = prepare.PrepareConfig()
-        whole = list(prepare.read_blocks(shard, cfg))
-        monkeypatch.setattr(prepare, "BLOCK", 64)
-        small = list(prepare.read_blocks(shard, cfg))
+        shard = sources.Shard(name, str(tmp_path / name), sources.kind_of(name), False, 1)
+        cfg = sources.SourceConfig()
+        whole = list(sources.read_blocks(shard, cfg))
+        monkeypatch.setattr(sources, "BLOCK", 64)
+        small = list(sources.read_blocks(shard, cfg))
         monkeypatch.undo()
         assert len(whole) <= 2 and len(small) > 20
-        found = [prepare.documents_of(b, "text", "paragraph") for b in small]
+        found = [sources.documents_of(b, cfg) for b in small]
         assert [t.strip() for d, bad in found for t in d] == rows and not any(bad for _, bad in found)
-        assert list(prepare.read_blocks(shard, cfg, skip=len(whole))) == []
+        assert list(sources.read_blocks(shard, cfg, skip=len(whole))) == []
 
 
 BAD = [b'{"text": "good one"}', b'{"text": ', b'{"txt": "no field"}', b'{"text": 5}', b'["text"]', b"\xff\xfe",
@@ -162,8 +163,8 @@ def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
     meta = data.read_meta(tmp_path / "out")
     assert (meta["bad_lines"], meta["empty_documents"], meta["splits"]["train"]["documents"]) == (6, 1, 2)
     assert "6 bad lines" in capsys.readouterr().out
-    block = prepare.Block("b.jsonl", "json", 1, b"\n".join(BAD))
-    named = prepare.documents_of(block, "text", "line")[1]
+    block = sources.Block("b.jsonl", "json", 1, b"\n".join(BAD))
+    named = sources.documents_of(block, sources.SourceConfig())[1]
     assert [line.split(":")[1] for line in named] == ["2", "3", "4", "5", "6", "7"]
 
 
@@ -189,7 +190,7 @@ def test_a_damaged_file_among_others_can_be_left_out(tmp_path, corpus):
     (source / "a.jsonl.gz").write_bytes(whole[:len(whole) // 2])
     write_jsonl(source / "b.jsonl", texts(30, seed=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "BLOCK", 1 << 12)
+        patch.setattr(sources, "BLOCK", 1 << 12)
         make(source, tmp_path / "out", f"--vocab={corpus}", "--skip_bad=True", "--val_share=0")
     meta, got = data.read_meta(tmp_path / "out"), documents(tmp_path / "out", "train")
     vocabulary = data.load_vocabulary(corpus / "spiece.model")
@@ -269,14 +270,13 @@ def test_a_stopped_preparation_goes_on_without_loss_or_doubles(tmp_path, corpus,
     """Stopped at three moments, then run to its end: byte for byte the folder of a run without stops."""
     source = big_source(tmp_path / "in")
     make(source, tmp_path / "whole", f"--vocab={corpus}")
-    command = [sys.executable, "-c", "import prepare, runtime; prepare.BLOCK = 1 << 14; prepare.COMMIT = 2;"
-               " runtime.run(prepare.main)", f"--source={source}", f"--out_dir={tmp_path / 'cut'}",
+    program = ("import prepare, runtime, sources\nsources.BLOCK, prepare.COMMIT = 1 << 14, 2\n"
+               "if __name__ == '__main__': runtime.run(prepare.main)")
+    command = [sys.executable, "-c", program, f"--source={source}", f"--out_dir={tmp_path / 'cut'}",
                f"--vocab={corpus}", "--n_proc=1"]
-    program = command[2].replace("runtime.run(prepare.main)", "exec('if __name__ == \"__main__\": "
-                                                             "runtime.run(prepare.main)')")
     stopped = 0
     for size in (20_000, 200_000, 500_000):
-        process = subprocess.Popen([*command[:2], program, *command[3:]], cwd=ROOT, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
         deadline = time.time() + 60
         while process.poll() is None and time.time() < deadline:
             if sum(p.stat().st_size for p in (tmp_path / "cut").glob("*.bin")) > size:
@@ -286,7 +286,7 @@ def test_a_stopped_preparation_goes_on_without_loss_or_doubles(tmp_path, corpus,
         stopped += process.wait(60) != 0
         process.stderr.close()
     assert stopped >= 2
-    subprocess.run([*command[:2], program, *command[3:]], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert folder_bytes(tmp_path / "cut") == folder_bytes(tmp_path / "whole")
 
 
@@ -330,7 +330,7 @@ def test_shards_split_the_work_and_add_up(tmp_path, corpus):
 
 
 def test_n_tokens_stops_early_and_can_be_raised(tmp_path, corpus, monkeypatch):
-    monkeypatch.setattr(prepare, "BLOCK", 1 << 12)
+    monkeypatch.setattr(sources, "BLOCK", 1 << 12)
     source = big_source(tmp_path / "in", n=300)
     make(source, tmp_path / "out", f"--vocab={corpus}", "--n_tokens=5000")
     first = data.read_meta(tmp_path / "out")["splits"]["train"]["tokens"]
@@ -355,11 +355,11 @@ def test_a_folder_begun_with_other_settings_is_refused(tmp_path, corpus):
 def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypatch):
     """A remote file whose connection breaks twice: the same blocks, none lost, none doubled."""
     write_jsonl(tmp_path / "a.jsonl", texts(60))
-    shard = prepare.Shard("a", f"file://{tmp_path}/a.jsonl", "json", False, 1)
-    monkeypatch.setattr(prepare, "BLOCK", 1000)
-    monkeypatch.setattr(prepare.time, "sleep", lambda s: None)
-    wanted = [b.content for b in prepare.read_blocks(shard, prepare.PrepareConfig())]
-    real, breaks = prepare.open_blocks, [3, 5]
+    shard = sources.Shard("a", f"file://{tmp_path}/a.jsonl", "json", False, 1)
+    monkeypatch.setattr(sources, "BLOCK", 1000)
+    monkeypatch.setattr(sources.time, "sleep", lambda s: None)
+    wanted = [b.content for b in sources.read_blocks(shard, sources.SourceConfig())]
+    real, breaks = sources.open_blocks, [3, 5]
 
     def flaky(shard, cfg):
         for i, block in enumerate(real(shard, cfg)):
@@ -368,8 +368,8 @@ def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypa
                 raise ConnectionResetError("peer went away")
             yield block
 
-    monkeypatch.setattr(prepare, "open_blocks", flaky)
-    got = [b.content for b in prepare.read_blocks(shard, prepare.PrepareConfig())]
+    monkeypatch.setattr(sources, "open_blocks", flaky)
+    got = [b.content for b in sources.read_blocks(shard, sources.SourceConfig())]
     assert got == wanted and len(wanted) > 8 and not breaks
 
 
@@ -380,12 +380,12 @@ def test_a_data_set_of_the_hub_is_listed_by_its_own_description(tmp_path, corpus
     write_jsonl(folder / "train-00001.jsonl.gz", texts(20, 1), gzip.open)
     write_jsonl(folder / "train-00000.jsonl.gz", texts(20, 0), gzip.open)
     write_jsonl(folder / "validation.jsonl.gz", texts(20, 2), gzip.open)
-    shards = prepare.hub_shards(prepare.PrepareConfig(source=str(folder)))
+    shards = sources.hub_shards(sources.SourceConfig(source=str(folder)))
     assert [(s.name.split("/")[1], s.is_val) for s in shards] == [
         ("validation.jsonl.gz", True), ("train-00000.jsonl.gz", False), ("train-00001.jsonl.gz", False)]
     assert all(s.size == os.path.getsize(folder / s.name.split("/")[1]) and s.kind == "json" for s in shards)
-    blocks = [b for s in shards for b in prepare.read_blocks(s, prepare.PrepareConfig())]
-    found = [t for b in blocks for t in prepare.documents_of(b, "text", "line")[0]]
+    blocks = [b for s in shards for b in sources.read_blocks(s, sources.SourceConfig())]
+    found = [t for b in blocks for t in sources.documents_of(b, sources.SourceConfig())[0]]
     assert found == texts(20, 2) + texts(20, 0) + texts(20, 1)
 
 
@@ -396,9 +396,9 @@ def test_a_name_that_the_hub_does_not_have_is_told_in_one_line(monkeypatch):
         raise ConnectionError("no route\nto the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", offline)
-    monkeypatch.setattr(prepare.time, "sleep", lambda s: None)
+    monkeypatch.setattr(sources.time, "sleep", lambda s: None)
     with pytest.raises(FileNotFoundError, match="someone/corpus is no file or folder here, and the Hub gave") as error:
-        prepare.hub_shards(prepare.PrepareConfig(source="someone/corpus"))
+        sources.hub_shards(sources.SourceConfig(source="someone/corpus"))
     assert "\n" not in str(error.value)
 
 

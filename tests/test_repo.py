@@ -10,7 +10,8 @@ from configurator import configure
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"configurator", "model", "data", "optim", "runtime"}
-ALLOWED = {"prepare": {"configurator", "data", "runtime"}, "train": BASE | {"prepare"}, "bench": BASE}
+ALLOWED = {"sources": {"runtime"}, "prepare": {"configurator", "data", "runtime", "sources"},
+           "train": BASE | {"prepare"}, "bench": BASE}
 
 
 def imports(path):
