@@ -1,4 +1,5 @@
-"""One small corpus for all tests: invented sentences, prepared once."""
+"""Invented sentences, files of them, and one small corpus for all tests, prepared once."""
+import json
 import random
 
 import pytest
@@ -18,6 +19,24 @@ def write_corpus(path, n=400, seed=0):
     """A .txt of n paragraphs."""
     rng = random.Random(seed)
     path.write_text("\n\n".join(" ".join(sentence(rng) for _ in range(rng.randrange(1, 8))) for _ in range(n)))
+    return path
+
+
+def texts(n, seed=0):
+    rng = random.Random(seed)
+    return [f"{i}: " + " ".join(sentence(rng) for _ in range(rng.randrange(1, 5))) for i in range(n)]
+
+
+def write_jsonl(path, rows, open_=open):
+    with open_(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": row, "url": "x"}) + "\n" for row in rows)
+    return path
+
+
+def write_parquet(path, rows):
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows, "n": list(range(len(rows)))}), path)
     return path
 
 
