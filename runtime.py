@@ -27,6 +27,8 @@ def run(main):
     A ValueError that our own `raise` made and any OSError are messages to the user. Everything else is a fault of the
     code and keeps its traceback. Ctrl-C: exit code 130.
     """
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")    # a console without a letter shows "?" and the run goes on
     try:
         sys.exit(main())
     except KeyboardInterrupt:
