@@ -15,6 +15,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -23,14 +24,14 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from configurator import configure
 from data import EOS, FORMAT, N_SENTINEL, file_hash, load_vocabulary
-from sources import BLOCK, SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
+from sources import SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
 
 COMMIT = 32                     # blocks between two commits of a shard
 VOCABULARY = "spiece.model"
@@ -42,9 +43,9 @@ class PrepareConfig:
     """How text becomes tokens, and where they go."""
     out_dir: str | None = None      # None: data/NAME of the source
     vocab: str | None = None        # SentencePiece file, folder or Hub name; None: T5's for c4, else trained here
-    vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 as T5, 2,000 for pydocs
+    vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 or what the text supports
     vocab_only: bool = False        # stop once the vocabulary is there
-    n_tokens: int | None = None     # stop after about so many training tokens
+    n_tokens: int | None = None     # stop after about so many training tokens, reading on when it is raised
     n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
     val_share: float = 0.01         # share of documents held out, by their content, if there are no validation files
     shards: str | None = None       # FIRST:END of the source's files, to split the work over machines
@@ -60,10 +61,12 @@ class PrepareConfig:
             raise ValueError("vocab_size belongs to a vocabulary trained here; leave out --vocab or --vocab_size")
         if self.vocab_size is not None and self.vocab_size < 8:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; 8 is the least")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
-        if self.n_proc < 0 or (self.n_tokens is not None and self.n_tokens < 1):
-            raise ValueError(f"n_proc={self.n_proc} and n_tokens={self.n_tokens} must not be negative")
+        if not 0 <= self.seed < 2 ** 63:
+            raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
+        if self.n_proc < 0:
+            raise ValueError(f"n_proc={self.n_proc} must not be negative")
+        if self.n_tokens is not None and self.n_tokens < 1:
+            raise ValueError(f"n_tokens={self.n_tokens} must be at least 1")
         if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
             raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
 
@@ -133,82 +136,106 @@ class Encoder:
 # --- vocabulary ------------------------------------------------------------------------------------------------------
 
 def get_vocabulary(cfg, source_cfg, out_dir, shards):
-    """Put the SentencePiece model at out_dir/spiece.model: copied, fetched from the Hub, or trained on the text."""
-    path = out_dir / VOCABULARY
-    wanted = cfg.vocab or (T5_VOCABULARY if source_cfg.source == "c4" else None)
-    if path.exists() and (out_dir / "progress" / "source.json").exists():      # begun with the settings of now
-        return path
-    if wanted is None:
-        if cfg.shards:
-            raise ValueError("with --shards every machine needs the same vocabulary: make it once with"
-                             " --vocab_only=True and give it with --vocab")
-        content = train_vocabulary(cfg, source_cfg, shards)
+    """The bytes of a SentencePiece model: that of a folder begun before, a copy, one from the Hub, or one trained."""
+    begun = (out_dir / "progress" / "source.json").exists() and not cfg.overwrite
+    if cfg.vocab and Path(cfg.vocab).expanduser().exists():
+        path = Path(cfg.vocab).expanduser()
+        path = path / VOCABULARY if path.is_dir() else path
+    elif begun and (out_dir / VOCABULARY).exists():
+        path = out_dir / VOCABULARY
+    elif cfg.vocab or (source_cfg.source == "c4" and not cfg.vocab_size):
+        path = hub_vocabulary(cfg.vocab or T5_VOCABULARY)
+    elif cfg.shards:
+        raise ValueError("with --shards every machine needs the same vocabulary: make it once with"
+                         " --vocab_only=True and give it with --vocab")
     else:
-        given = Path(wanted).expanduser()
-        if given.is_dir():
-            given = given / VOCABULARY
-        if not given.is_file():
-            if given.suffix or given.is_absolute() or not re.fullmatch(r"[\w.-]+/[\w.-]+", wanted):
-                raise FileNotFoundError(f"vocabulary {given} is missing")
-            from huggingface_hub import hf_hub_download
-            try:
-                given = Path(hf_hub_download(wanted, VOCABULARY))
-            except Exception as error:
-                raise FileNotFoundError(f"vocabulary {wanted} is no file here, and the Hub gave none"
-                                        f" ({type(error).__name__}: {first_line(error)}); a local copy of its"
-                                        f" {VOCABULARY} can be given as --vocab=PATH") from None
-        load_vocabulary(given)
-        content = given.read_bytes()
-    write_atomically(path, lambda file: file.write(content))
+        return train_vocabulary(cfg, source_cfg, shards)
     vocabulary = load_vocabulary(path)
-    if (vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()) != (0, 1, 2):
-        path.unlink()
-        raise ValueError(f"vocabulary {wanted}: T5 needs pad 0, eos 1, unk 2, but it has pad {vocabulary.pad_id()},"
-                         f" eos {vocabulary.eos_id()}, unk {vocabulary.unk_id()}")
-    return path
+    ids = vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()
+    if ids != (0, 1, 2):
+        raise ValueError(f"vocabulary {path}: T5 needs pad 0, eos 1, unk 2, but it has pad {ids[0]}, eos {ids[1]},"
+                         f" unk {ids[2]}")
+    if cfg.vocab_size and vocabulary.get_piece_size() != cfg.vocab_size:
+        raise ValueError(f"{out_dir} was begun with a vocabulary of {vocabulary.get_piece_size()} pieces, now"
+                         f" vocab_size={cfg.vocab_size}; use another --out_dir, or --overwrite=True")
+    sentinels(vocabulary)
+    return path.read_bytes()
 
 
-def train_vocabulary(cfg, source_cfg, shards, sample=10 << 20):
-    """A unigram vocabulary as T5's (pad 0, eos 1, unk 2, no byte fallback), from about 10 MB of the source's text,
-    taken evenly from up to 64 of its files; returns the model's bytes."""
+def hub_vocabulary(name):
+    """The local copy of the SentencePiece model of a model on the Hub."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.endswith(".model"):
+        raise FileNotFoundError(f"vocabulary {name} is missing")
+    from huggingface_hub import hf_hub_download
+    try:
+        return Path(hf_hub_download(name, VOCABULARY))
+    except Exception as error:
+        raise FileNotFoundError(f"vocabulary {name} is no file here, and the Hub gave none ({type(error).__name__}:"
+                                f" {first_line(error)}); a local copy of its {VOCABULARY} can be given as"
+                                f" --vocab=PATH") from None
+
+
+def train_vocabulary(cfg, source_cfg, shards, sample=10_000_000):
+    """A unigram vocabulary as T5's (pad 0, eos 1, unk 2, no byte fallback); returns the model's bytes.
+
+    It sees about `sample` characters: the first ones of up to 64 of the source's files, spread evenly. Without
+    vocab_size it has 32,000 pieces (pydocs: 2,000), or as many as the text supports.
+    """
     import sentencepiece
     size = cfg.vocab_size or (2_000 if source_cfg.source == "pydocs" else 32_000)
     train = [s for s in shards if not s.is_val] or shards
-    chosen = train[::max(1, len(train) // 64)][:64]
+    chosen = train[::math.ceil(len(train) / 64)]
 
-    def lines():
-        for shard in chosen:
-            left = sample // len(chosen)
-            for block in read_blocks(shard, source_cfg):
-                for text in documents_of(block, source_cfg)[0]:
-                    for line in text.split("\n"):
-                        for i in range(0, len(line), 1000):     # the trainer leaves out lines over 4,192 bytes
-                            yield line[i:i + 1000]
-                left -= len(block.content) if block.kind != "parquet" else BLOCK
-                if left <= 0:
-                    break
+    def documents(shard):
+        for block in read_blocks(shard, source_cfg):
+            texts, bad = documents_of(block, source_cfg)
+            refuse(bad, cfg.skip_bad)
+            yield from texts
 
-    model, taken = io.BytesIO(), []
+    model, lines = io.BytesIO(), []
     bar = progress(desc=f"vocabulary of {size:,} pieces: reading", unit="B", unit_scale=True)
-    for line in lines():
-        taken.append(line)
-        bar.update(len(line))
+    for shard in chosen:
+        left = sample // len(chosen)
+        for text in documents(shard):
+            for line in text.split("\n"):
+                lines += [line[i:i + 1000] for i in range(0, len(line), 1000)]  # the trainer drops longer ones
+            bar.update(len(text))
+            left -= len(text)
+            if left <= 0:
+                break
     bar.close()
-    if not any(line.strip() for line in taken):
+    if not any(line.strip() for line in lines):
         raise ValueError(f"{source_cfg.source} holds no text to train a vocabulary on")
     print("training the vocabulary ...", flush=True)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(taken), model_writer=model, vocab_size=size, model_type="unigram", pad_id=0,
-            eos_id=1, unk_id=2, bos_id=-1, num_threads=os.cpu_count(), minloglevel=2)
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type="unigram", pad_id=0,
+            eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=cfg.vocab_size is not None, num_threads=os.cpu_count(),
+            minloglevel=2)
     except RuntimeError as error:
-        most = re.search(r"value <= (\d+)", str(error))
-        least = re.search(r"required_chars[^0-9]*\d+[^0-9]+(\d+)|smaller than required_chars\D*(\d+)", str(error))
-        if most:
-            raise ValueError(f"vocab_size={size} is more than the text supports; at most {most[1]}") from None
-        raise ValueError(f"vocab_size={size} does not fit the text: {first_line(error)}"
-                         if not least else f"vocab_size={size} is less than the text's letters need") from None
+        most, least = re.search(r"value <= (\d+)", str(error)), re.search(r"required_chars.*?\d+ vs (\d+)", str(error))
+        raise ValueError(f"vocab_size={size} is more than the text supports; at most {most[1]}" if most else
+                         f"vocab_size={size} is less than the text's letters need; at least {least[1]}" if least else
+                         f"vocab_size={size} does not fit the text: {first_line(error)}") from None
     return model.getvalue()
+
+
+def sentinels(vocabulary):
+    """(id of <extra_id_0>, number of ids): 100 above the pieces, or where the vocabulary itself has them (mT5). They
+    must count down from <extra_id_0>, as T5's do."""
+    n, unk = vocabulary.get_piece_size(), vocabulary.unk_id()
+    for mark in ("", "\u2581"):
+        ids = [vocabulary.piece_to_id(f"{mark}<extra_id_{k}>") for k in range(N_SENTINEL)]
+        if ids[0] != unk:
+            if ids != [ids[0] - k for k in range(N_SENTINEL)]:
+                raise ValueError(f"the vocabulary's own sentinels do not count down from <extra_id_0> (id {ids[0]}) to"
+                                 f" <extra_id_{N_SENTINEL - 1}>; leave them out of its pieces")
+            return ids[0], n
+    return n + N_SENTINEL - 1, n + N_SENTINEL
+
+
+def token_dtype(n_id):
+    return "uint16" if n_id <= 65_536 else "uint32"
 
 
 # --- writing: shards, progress, meta.json ----------------------------------------------------------------------------
@@ -223,44 +250,63 @@ def write_json(path, content):
     call(path, content)
 
 
-def check_same_source(cfg, source_cfg, out_dir, shards):
-    """Refuse to go on in a folder that was begun from other text or with other settings, naming what differs; returns
-    what to write down about this source once it has begun."""
+def refuse(bad, skip_bad):
+    if bad and not skip_bad:
+        raise ValueError(f"{bad[0]}; --skip_bad=True leaves such lines out and counts them")
+
+
+def source_record(cfg, source_cfg, shards, vocabulary):
+    """What the tokens follow from: files, settings, vocabulary. A folder holds tokens of one such record only."""
+    return {"source": Path(source_cfg.source).name, "subset": source_cfg.subset, "text_key": source_cfg.text_key,
+            "sample_by": source_cfg.sample_by, "val_share": cfg.val_share, "seed": cfg.seed,
+            "vocabulary_sha256": hashlib.sha256(vocabulary).hexdigest(), "files": [[s.name, s.size] for s in shards]}
+
+
+def check_same_source(out_dir, record):
+    """Refuse to go on in a folder that was begun from something else, naming what differs."""
     path = out_dir / "progress" / "source.json"
-    free = ("out_dir", "n_tokens", "n_val_tokens", "shards", "n_proc", "skip_bad", "overwrite", "vocab_only", "source")
-    now = {k: v for k, v in {**asdict(source_cfg), **asdict(cfg)}.items() if k not in free}
-    now["source"] = Path(source_cfg.source).name
-    now["files"] = [[s.name, s.size] for s in shards]
-    if path.exists():
-        old = json.loads(path.read_text(encoding="utf-8"))
-        for name in now:
-            if old.get(name) != now[name]:
-                what = (f"{name}={old.get(name)}, now {now[name]}" if name != "files" else "other files, or files of"
-                        " other sizes")
-                raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or"
-                                 f" --overwrite=True")
-    return path, now
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else record
+    for name, now in record.items():
+        if old.get(name) != now:
+            what = "other files, or files of other sizes" if name == "files" else f"{name}={old.get(name)}, now {now}"
+            raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or --overwrite=True")
 
 
 class ShardWriter:
     """The output of one shard: two token files and a progress file, which is written after them and so is the truth."""
 
-    def __init__(self, out_dir, number):
+    def __init__(self, out_dir, number, made_from):
         self.progress_file = out_dir / "progress" / f"{number:05d}.json"
         self.paths = {split: out_dir / f"{split}-{number:05d}.bin" for split in ("train", "val")}
+        self.made_from, self.files = made_from, {}
+        self.load()
+
+    def load(self):
+        """Take up what the progress file says, if there is one, and check that it can be so."""
         self.counts, self.blocks, self.complete, self.bad, self.sizes = Counter(), 0, False, [], Counter()
-        if self.progress_file.exists():
-            saved = json.loads(self.progress_file.read_text(encoding="utf-8"))
-            self.counts, self.sizes = Counter(saved["counts"]), Counter(saved["sizes"])
-            self.blocks, self.complete, self.bad = saved["blocks"], saved["complete"], saved["bad"]
-        self.files = None
+        if not self.progress_file.exists():
+            return
+        saved = json.loads(self.progress_file.read_text(encoding="utf-8"))
+        if saved["made_from"] != self.made_from:
+            raise ValueError(f"{self.progress_file} belongs to other text, settings or another vocabulary than this"
+                             f" folder's progress/source.json")
+        self.counts, self.sizes = Counter(saved["counts"]), Counter(saved["sizes"])
+        self.blocks, self.complete, self.bad = saved["blocks"], saved["complete"], saved["bad"]
+        for split, path in self.paths.items():
+            size = path.stat().st_size if path.exists() else 0
+            if size < self.sizes[split]:
+                raise ValueError(f"{path} has {size:,} bytes, but {self.sizes[split]:,} were written; copy it here"
+                                 f" again, or start anew with --overwrite=True")
 
     def open(self):
-        self.files = {}
+        from runtime import lock
         for split, path in self.paths.items():
             self.files[split] = open(path, "r+b" if path.exists() else "w+b")
-            self.files[split].truncate(self.sizes[split])       # what came after the last commit is done again
-            self.files[split].seek(0, io.SEEK_END)
+            lock(self.files[split], path)
+        self.load()                                             # nobody else writes any more
+        for split, file in self.files.items():
+            file.truncate(self.sizes[split])                    # what came after the last commit is done again
+            file.seek(0, io.SEEK_END)
 
     def add(self, blobs, counts, bad):
         for split, blob in blobs.items():
@@ -276,20 +322,21 @@ class ShardWriter:
             os.fsync(file.fileno())
         self.complete = complete
         write_json(self.progress_file, {"counts": self.counts, "sizes": self.sizes, "blocks": self.blocks,
-                                        "complete": complete, "bad": self.bad})
+                                        "complete": complete, "bad": self.bad, "made_from": self.made_from})
 
     def close(self):
         for file in self.files.values():
             file.close()
 
 
-def write_meta(source, out_dir, vocabulary_path, dtype, n_shards):
+def write_meta(source, out_dir, made_from, n_shards):
     """meta.json from every shard that the folder has a progress file of; returns it."""
-    vocabulary = load_vocabulary(vocabulary_path)
-    writers = [ShardWriter(out_dir, n) for n in range(n_shards)
+    vocabulary = load_vocabulary(out_dir / VOCABULARY)
+    writers = [ShardWriter(out_dir, n, made_from) for n in range(n_shards)
                if (out_dir / "progress" / f"{n:05d}.json").exists()]
     counts = sum((w.counts for w in writers), Counter())
     first_sentinel, n_id = sentinels(vocabulary)
+    dtype = token_dtype(n_id)
     splits = {}
     for split in ("train", "val"):
         parts = [{"name": w.paths[split].name, "tokens": w.sizes[split] // np.dtype(dtype).itemsize}
@@ -299,7 +346,7 @@ def write_meta(source, out_dir, vocabulary_path, dtype, n_shards):
     tokens = sum(s["tokens"] for s in splits.values())
     meta = {"format": FORMAT, "dtype": dtype, "splits": splits, "n_piece": vocabulary.get_piece_size(), "n_id": n_id,
             "first_sentinel": first_sentinel, "n_sentinel": N_SENTINEL, "vocabulary": VOCABULARY,
-            "vocabulary_sha256": file_hash(vocabulary_path), "source": source,
+            "vocabulary_sha256": file_hash(out_dir / VOCABULARY), "source": source,
             "unknown_share": counts["unknown"] / max(1, tokens), "text_bytes": counts["bytes"],
             "bad_lines": counts["bad"], "empty_documents": counts["empty"],
             "shards": len(writers), "shards_of_source": n_shards}
@@ -307,59 +354,52 @@ def write_meta(source, out_dir, vocabulary_path, dtype, n_shards):
     return meta
 
 
-def sentinels(vocabulary):
-    """(id of <extra_id_0>, number of ids): 100 above the pieces, or where the vocabulary itself has them (mT5)."""
-    n = vocabulary.get_piece_size()
-    for name in ("<extra_id_0>", "\u2581<extra_id_0>"):
-        i = vocabulary.piece_to_id(name)
-        if i != vocabulary.unk_id():
-            return i, n
-    return n + N_SENTINEL - 1, n + N_SENTINEL
-
-
 def main(argv=None):
     cfg, source_cfg = configure(PrepareConfig, SourceConfig, argv=argv)
     name = Path(source_cfg.source).name.split(".")[0] or "text"
     out_dir = Path(cfg.out_dir or f"data/{name}")
-    if cfg.overwrite and (out_dir / "progress").is_dir():
-        for file in [*out_dir.glob("*.bin"), *(out_dir / "progress").glob("*.json"), out_dir / "meta.json",
-                     out_dir / VOCABULARY]:
-            file.unlink(missing_ok=True)
-    (out_dir / "progress").mkdir(parents=True, exist_ok=True)
     t0 = time.time()
     shards = find_shards(source_cfg, out_dir)
-    begun = check_same_source(cfg, source_cfg, out_dir, shards)
-    vocabulary_path = get_vocabulary(cfg, source_cfg, out_dir, shards)
-    write_json(*begun)
-    _, n_id = sentinels(load_vocabulary(vocabulary_path))
-    dtype = "uint16" if n_id <= 65_536 else "uint32"
-    if cfg.vocab_only:
-        print(f"{vocabulary_path} is ready")
-        return 0
+    held_out = [s.name for s in shards if s.is_val]
+    if held_out:
+        print(f"held out by their names: {len(held_out)} of {len(shards)} files, the first is {held_out[0]}")
     first, end = (int(x) if x else None for x in (cfg.shards or ":").split(":"))
     mine = list(enumerate(shards))[first:end]
     if not mine:
         raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {source_cfg.source}")
-    settings = dict(source_cfg=source_cfg, dtype=dtype, seed=cfg.seed,
-                    val_share=0.0 if any(s.is_val for s in shards) else cfg.val_share)
-    tokenize(cfg, out_dir, mine, vocabulary_path, settings)
-    meta = write_meta(source_cfg.source, out_dir, vocabulary_path, dtype, len(shards))
-    report(cfg, out_dir, meta, mine, time.time() - t0)
+    vocabulary = get_vocabulary(cfg, source_cfg, out_dir, shards)
+    record = source_record(cfg, source_cfg, shards, vocabulary)
+    if cfg.overwrite:
+        for file in [out_dir / "meta.json", *out_dir.glob("progress/*.json"), *out_dir.glob("*.bin")]:
+            file.unlink(missing_ok=True)
+    check_same_source(out_dir, record)
+    (out_dir / "progress").mkdir(parents=True, exist_ok=True)
+    write_atomically(out_dir / VOCABULARY, lambda file: file.write(vocabulary))
+    write_json(out_dir / "progress" / "source.json", record)
+    if cfg.vocab_only:
+        print(f"{out_dir / VOCABULARY} is ready")
+        return 0
+    made_from = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+    writers = [(ShardWriter(out_dir, number, made_from), shard) for number, shard in mine]
+    settings = dict(source_cfg=source_cfg, dtype=token_dtype(sentinels(load_vocabulary(out_dir / VOCABULARY))[1]),
+                    seed=cfg.seed, val_share=0.0 if held_out else cfg.val_share)
+    tokenize(cfg, out_dir, writers, settings)
+    meta = write_meta(source_cfg.source, out_dir, made_from, len(shards))
+    report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], time.time() - t0)
     return 0
 
 
-def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
-    """Tokenize (number, shard) pairs into out_dir, from wherever an earlier call stopped."""
-    writers = [(ShardWriter(out_dir, number), shard) for number, shard in shards]
+def tokenize(cfg, out_dir, writers, settings):
+    """Tokenize shards into out_dir, (writer, shard) pairs, from wherever an earlier call stopped."""
     total = {split: sum(w.counts[f"{split}_tokens"] for w, s in writers) for split in ("train", "val")}
     n_proc = cfg.n_proc or os.cpu_count()
     by_tokens = cfg.n_tokens is not None
-    bar = progress(desc=str(out_dir), total=cfg.n_tokens if by_tokens else sum(s.size for _, s in shards),
+    bar = progress(desc=str(out_dir), total=cfg.n_tokens if by_tokens else sum(s.size for _, s in writers),
                    initial=total["train"] if by_tokens else sum(s.size for w, s in writers if w.complete),
                    unit=" tokens" if by_tokens else "B", unit_scale=True)
     t0, text = time.time(), 0
     pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), start_worker,
-                               (str(vocabulary_path), settings))
+                               (str(out_dir / VOCABULARY), settings))
     try:
         for writer, shard in writers:
             if writer.complete:
@@ -380,7 +420,7 @@ def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
                 blobs, counts, bad = future.result()
                 if bad and not cfg.skip_bad:
                     writer.commit()
-                    raise ValueError(f"{bad[0]}; --skip_bad=True leaves such lines out and counts them")
+                refuse(bad, cfg.skip_bad)
                 writer.add(blobs, counts, bad)
                 for split in total:
                     total[split] += counts[f"{split}_tokens"]
@@ -398,7 +438,7 @@ def tokenize(cfg, out_dir, shards, vocabulary_path, settings):
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def report(cfg, out_dir, meta, shards, seconds):
+def report(cfg, out_dir, meta, bad, seconds):
     """Print what was made, and what to do about what is odd."""
     train, val = meta["splits"]["train"], meta["splits"]["val"]
     size = sum(f.stat().st_size for f in out_dir.glob("*.bin"))
@@ -407,9 +447,7 @@ def report(cfg, out_dir, meta, shards, seconds):
           f" text in {size:,} bytes, {seconds:.1f} seconds")
     if meta["bad_lines"]:
         print(f"left out: {meta['bad_lines']:,} bad lines, among them")
-        for number, _ in shards:
-            for line in ShardWriter(out_dir, number).bad[:3]:
-                print(f"  {line}")
+        print("\n".join(f"  {line}" for line in bad[:20]))
     if meta["empty_documents"]:
         print(f"left out: {meta['empty_documents']:,} documents without text")
     if meta["shards"] < meta["shards_of_source"] and not cfg.n_tokens:
@@ -420,7 +458,7 @@ def report(cfg, out_dir, meta, shards, seconds):
     for split, n in (("training", train["tokens"]), ("held-out", val["tokens"])):
         if not n:
             print(f"there are no {split} tokens; train.py needs some"
-                  + (" (raise --val_share)" if split == "held-out" else ""))
+                  + (" (a larger --val_share, with --overwrite=True)" if split == "held-out" else ""))
 
 
 if __name__ == "__main__":

@@ -149,16 +149,31 @@ def write_atomically(path, write):
     """Call write(file) on a file beside `path`, flush it to the disk, then rename: a reader, or a run that is killed
     at any moment, finds the old file or the new one, never a part."""
     path = Path(path)
-    aside = path.with_name(path.name + ".tmp")
-    with open(aside, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except (OSError, RuntimeError) as error:                    # RuntimeError: what torch.save makes of a full disk
+        aside.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written: {first_line(error)}") from None
     if os.name == "posix":                  # the rename itself reaches the disk with its folder
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def lock(file, name):
+    """Hold an open file for this process alone; ValueError if another process holds it."""
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"{name} is in use by another process; wait for it, or write to another --out_dir") from None
+    except (ImportError, OSError):
+        pass                                                    # Windows, or a file system without locks
 
 
 def write_json(path, content):

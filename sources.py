@@ -29,6 +29,8 @@ class SourceConfig:
     sample_by: str = "paragraph"    # what is a document in a .txt: line, paragraph (blank lines between) or document
 
     def __post_init__(self):
+        if not self.source:
+            raise ValueError("source is empty; give a file, a folder, the Hub name of a data set, or pydocs")
         if self.sample_by not in ("line", "paragraph", "document"):
             raise ValueError(f"sample_by={self.sample_by!r} is unknown; there are line, paragraph and document")
 
@@ -47,17 +49,20 @@ class Shard:
 
 def kind_of(path):
     """text, json, parquet or None, by the file's ending."""
-    suffix = Path(str(path).removesuffix(".gz")).suffix
-    kind = KINDS.get(suffix)
-    return None if kind == "parquet" and str(path).endswith(".gz") else kind
+    name = str(path).lower()
+    kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
+    return None if kind == "parquet" and name.endswith(".gz") else kind
 
 
 def is_validation(name):
-    return bool(re.search(r"(^|[^a-z])(val|valid|validation|dev|eval)([^a-z]|$)", name.lower()))
+    """Whether the name of a file, or of the folder it lies in, says that it is held out."""
+    *_, folder, file = ("/" + name.lower()).split("/")
+    return folder in ("val", "valid", "validation") or bool(
+        re.search(r"(^|[^a-z])(val|valid|validation|dev|eval)([^a-z]|$)", file))
 
 
 def find_shards(cfg, out_dir):
-    """The files of a source, in the order of their names, validation files first."""
+    """The files of a source, in the order of their names, validation files first; out_dir is never a part of it."""
     path = Path(cfg.source).expanduser()
     if cfg.source == "pydocs":
         path = out_dir / "pydocs.jsonl"
@@ -66,38 +71,43 @@ def find_shards(cfg, out_dir):
     if path.is_file():
         if not kind_of(path):
             raise ValueError(f"{path}: this kind of file is not read; there are {', '.join(KINDS)} and .gz of them")
-        found = [(path.name, path)]
-    elif path.is_dir():
-        found = [(p.relative_to(path).as_posix(), p) for p in path.rglob("*") if p.is_file() and kind_of(p)
-                 and not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        if not found:
-            raise ValueError(f"{path} holds no {', '.join(KINDS)} file, nor one of these with .gz")
-    elif cfg.source == "c4" or (re.fullmatch(r"[\w.-]+(/[\w.-]+)?", cfg.source) and not kind_of(cfg.source)):
+        return [Shard(path.name, str(path), kind_of(path), False, path.stat().st_size)]    # whatever its name says
+    if not path.is_dir():
+        if cfg.source != "c4" and (kind_of(cfg.source) or not re.fullmatch(r"[\w.-]+/[\w.-]+", cfg.source)):
+            raise FileNotFoundError(f"source {cfg.source} is no file or folder here; a data set on the Hub is named"
+                                    f" OWNER/NAME")
         return hub_shards(cfg)
-    else:
-        raise FileNotFoundError(f"source {cfg.source} is no file or folder here")
-    shards = [Shard(name, str(p), kind_of(p), is_validation(name), p.stat().st_size) for name, p in found]
+    shards, others = [], 0
+    for file in path.rglob("*"):
+        name = file.relative_to(path).as_posix()
+        if not file.is_file() or f"/{name}".count("/.") or out_dir.resolve() in file.resolve().parents:
+            continue
+        if kind := kind_of(file):
+            shards.append(Shard(name, str(file), kind, is_validation(name), file.stat().st_size))
+        else:
+            others += 1
+    if not shards:
+        raise ValueError(f"{path} holds no {', '.join(KINDS)} file, nor one of these with .gz")
+    if others:
+        print(f"{path}: {others:,} files of other kinds are left alone")
     return sorted(shards, key=lambda s: (not s.is_val, s.name))
 
 
 def hub_shards(cfg):
-    """The files of a data set on the Hub, as its own description lists them."""
+    """The files of a data set on the Hub, as its own description lists them; failed requests are repeated by its
+    library."""
     import datasets
     from fsspec.core import url_to_fs
     name, subset = C4 if cfg.source == "c4" else (cfg.source, None)
     subset = cfg.subset or subset
-
-    for attempt in range(3):
-        try:
-            files = datasets.load_dataset_builder(name, subset).config.data_files or {}
-            sizes = {str(url): url_to_fs(str(url)) for urls in files.values() for url in urls}
-            sizes = {url: fs.info(path)["size"] for url, (fs, path) in sizes.items()}
-            break
-        except Exception as error:
-            if attempt == 2:
-                raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set"
-                                        f" of that name ({type(error).__name__}: {first_line(error)})") from None
-            wait_to_retry(attempt, f"data set {name}", error)
+    print(f"looking for the data set {name} on the Hugging Face Hub", flush=True)
+    try:
+        files = datasets.load_dataset_builder(name, subset).config.data_files or {}
+        sizes = {str(url): url_to_fs(str(url)) for urls in files.values() for url in urls}
+        sizes = {url: fs.info(path)["size"] for url, (fs, path) in sizes.items()}
+    except Exception as error:
+        raise FileNotFoundError(f"source {cfg.source} is no file or folder here, and the Hub gave no data set"
+                                f" of that name ({type(error).__name__}: {first_line(error)})") from None
     shards = [Shard(f"{split}/{str(url).rsplit('/', 1)[-1]}", str(url), kind_of(url) or "", str(split) != "train",
                     sizes[str(url)]) for split, urls in files.items() if str(split) in ("train", "validation")
               for url in urls]
@@ -126,7 +136,7 @@ def write_pydocs(path):
     roots = [("python", Path(sysconfig.get_path("stdlib")))]
     roots += [(name, Path(find_spec(name).origin).parent) for name in ("numpy", "torch") if find_spec(name)]
     # every triple-quoted string, so that no closing quotes are taken for opening ones; those that begin a line count
-    pattern = re.compile(r"(^[ \t]*[rR]?)?(\"\"\"|''')(.*?)\2", re.S | re.M)
+    pattern = re.compile(r"(?P<indent>^[ \t]*[rR]?)?(\"\"\"|''')(?P<body>.*?)\2", re.S | re.M)
     seen = set()
 
     def documents():
@@ -135,10 +145,9 @@ def write_pydocs(path):
                 parts = file.relative_to(root).parts
                 if {"site-packages", "dist-packages", "test", "tests", "testing", "idlelib"} & set(parts):
                     continue
-                text = file.read_text(encoding="utf-8", errors="replace")
-                for at_line_start, _, body in pattern.findall(text):
-                    if at_line_start or text.startswith(('"""', 'r"""')):
-                        yield "/".join((root_name, *parts)), inspect.cleandoc(body)
+                for match in pattern.finditer(file.read_text(encoding="utf-8", errors="replace")):
+                    if match["indent"] is not None:
+                        yield "/".join((root_name, *parts)), inspect.cleandoc(match["body"])
         from pydoc_data.topics import topics
         for name, text in sorted(topics.items()):
             yield f"topics/{name}", text
@@ -161,26 +170,30 @@ def progress(iterable=None, **options):
 
 # --- reading: a shard as blocks --------------------------------------------------------------------------------------
 
+class Damaged(Exception):
+    """What is wrong with a file as a whole, or from some place on."""
+
+
 @dataclass
 class Block:
-    """Work for one worker: whole documents of one shard."""
+    """Work for one worker: whole documents of one shard, not parsed yet."""
     shard: str
-    kind: str                       # text, json, parquet; damaged: content is what went wrong
-    first: int                      # number of its first line or row in the file, from 1
-    content: bytes | list           # bytes of text and json, a list of str of parquet
-    at: int = 0                     # bytes of the stored file read so far
+    kind: str                       # text, json or parquet
+    items: list                     # (number, item): first line or row, from 1; bytes, or a parquet row that is no text
+    at: int                         # bytes of the stored file read so far
+    bad: list                       # what is wrong with the file behind these documents: nothing, or one str
 
 
 def read_blocks(shard, cfg, skip=0):
     """Yield the blocks of a shard from number `skip` on. The same file always gives the same blocks.
 
-    A file on the Hub that fails midway is opened again, with back-off, and read up to where it was. A local one ends
-    in a block that says what is wrong with it.
+    A remote file that fails midway is opened again, with back-off, and read up to where it was; OSError after eight
+    failures at one place. A damaged file ends in a block that says what is wrong with it.
     """
-    done, attempt = skip, 0
+    done, attempt, remote = skip, 0, "://" in shard.path
     while True:
         try:
-            for number, block in enumerate(open_blocks(shard, cfg)):
+            for number, block in enumerate(open_blocks(shard, cfg, last_try=not remote or attempt == 8)):
                 if number >= done:
                     done, attempt = number + 1, 0
                     yield block
@@ -188,99 +201,107 @@ def read_blocks(shard, cfg, skip=0):
         except ValueError:                                      # ours: the content, not the transport
             raise
         except Exception as error:
-            if "://" in shard.path and attempt < 8:
-                wait_to_retry(attempt, shard.path, error)
-                attempt += 1
-            elif isinstance(error, (EOFError, zlib.error, OSError)):
-                yield Block(shard.path, "damaged", 0, f"{shard.path}: the file is cut off, damaged or cannot be read"
-                            f" ({first_line(error)})".encode())
-                return
-            else:
+            if not remote:
                 raise
+            if attempt == 8:
+                raise OSError(f"{shard.path} cannot be read ({type(error).__name__}: {first_line(error)});"
+                              f" start the same command again to go on") from None
+            wait_to_retry(attempt, shard.path, error)
+            attempt += 1
 
 
-def open_blocks(shard, cfg):
+def open_blocks(shard, cfg, last_try=True):
+    import gzip
+
     import fsspec
     with fsspec.open(shard.path, "rb") as raw:
         if shard.kind == "parquet":
-            yield from parquet_blocks(shard, cfg, raw)
-            return
-        import gzip
-        file = gzip.GzipFile(fileobj=raw) if shard.path.endswith(".gz") else raw
-        ends = (b"\n\n", b"\n\r\n") if shard.kind == "text" and cfg.sample_by == "paragraph" else (b"\n",)
-        whole = shard.kind == "text" and cfg.sample_by == "document"
-        line, rest = 1, b""
-        while chunk := file.read(BLOCK):
-            rest += chunk
-            cut = 0 if whole else max(rest.rfind(end) + len(end) if end in rest else 0 for end in ends)
-            if cut:
-                yield Block(shard.path, shard.kind, line, rest[:cut], raw.tell())
-                line += rest.count(b"\n", 0, cut)
-                rest = rest[cut:]
-            elif len(rest) > LONGEST:
-                hint = " or try --sample_by=line" if shard.kind == "text" and cfg.sample_by != "line" else ""
-                raise ValueError(f"{shard.path}:{line}: a document of more than {LONGEST >> 20} MB; split it{hint}")
-        if rest:
-            yield Block(shard.path, shard.kind, line, rest, raw.tell())
+            found = parquet_rows(shard.path, raw, cfg.text_key)
+        else:
+            found = pieces(shard, gzip.GzipFile(fileobj=raw) if shard.path.lower().endswith(".gz") else raw,
+                           cfg.sample_by)
+        items, size, bad = [], 0, []
+        try:
+            for number, item in found:
+                items.append((number, item))
+                size += len(item) if isinstance(item, bytes) else 0
+                if size >= BLOCK:
+                    yield Block(shard.path, shard.kind, items, raw.tell(), [])
+                    items, size = [], 0
+        except (Damaged, EOFError, zlib.error, OSError) as error:
+            transport = "://" in shard.path and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile)
+            if transport or not last_try:
+                raise
+            bad = [str(error) if isinstance(error, Damaged) else
+                   f"{shard.path}: the file is cut off, damaged or cannot be read ({first_line(error)})"]
+        if items or bad:
+            yield Block(shard.path, shard.kind, items, raw.tell(), bad)
 
 
-def parquet_blocks(shard, cfg, raw):
+def pieces(shard, file, sample_by):
+    """(number of the first line, bytes) of each document of a file of lines."""
+    if shard.kind == "json":
+        sample_by = "line"
+    first, lines, size = 1, [], 0
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
+        lines.append(line)
+        size += len(line)
+        if size > LONGEST:
+            hint = f" or try another --sample_by than {sample_by}" if shard.kind == "text" else ""
+            raise ValueError(f"{shard.path}:{first}: a document of more than {LONGEST >> 20} MB; split it{hint}")
+        if sample_by == "line" or (sample_by == "paragraph" and not line.strip()):
+            content = b"".join(lines).rstrip(b"\r\n")
+            if content.strip():
+                yield first, content
+            first, lines, size = number + 1, [], 0
+    content = b"".join(lines).rstrip(b"\r\n")
+    if content.strip():
+        yield first, content
+
+
+def parquet_rows(path, raw, text_key):
+    """(number of the row, bytes of its text) of a Parquet file; what is no text stays as it is."""
     import pyarrow
     import pyarrow.parquet
     try:
         file = pyarrow.parquet.ParquetFile(raw)
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{shard.path} is not a Parquet file ({first_line(error)})") from None
-    if cfg.text_key not in file.schema_arrow.names:
-        raise ValueError(f"{shard.path} has no column {cfg.text_key!r}; it has {', '.join(file.schema_arrow.names)}:"
-                         f" give --text_key")
-    row, texts, size = 1, [], 0
-    for batch in file.iter_batches(batch_size=256, columns=[cfg.text_key]):
-        texts += batch.column(0).to_pylist()
-        size += batch.nbytes
-        if size >= BLOCK:
-            yield Block(shard.path, shard.kind, row, texts, raw.tell())
-            row, texts, size = row + len(texts), [], 0
-    if texts:
-        yield Block(shard.path, shard.kind, row, texts, raw.tell())
+        raise Damaged(f"{path} is not a Parquet file ({first_line(error)})") from None
+    if text_key not in file.schema_arrow.names:
+        raise Damaged(f"{path} has no column {text_key!r}; it has {', '.join(file.schema_arrow.names)}:"
+                      f" give --text_key")
+    number = 0
+    for batch in file.iter_batches(batch_size=256, columns=[text_key]):
+        column = batch.column(0)
+        if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+            column = column.cast(pyarrow.large_binary())        # decoded by the worker, which can name a bad row
+        for item in column.to_pylist():
+            number += 1
+            yield number, item
 
 
 def documents_of(block, cfg):
     """(documents, bad) of a block: a list of str, and a list of "file:line: why" for what cannot be read."""
-    text_key, sample_by, documents, bad = cfg.text_key, cfg.sample_by, [], []
-    if block.kind == "damaged":
-        return [], [block.content.decode()]
-
-    def add(number, item):
+    documents, bad = [], []
+    for number, item in block.items:
         try:
-            item = item()
+            if block.kind == "json":
+                row = json.loads(item)
+                if not isinstance(row, dict):
+                    raise ValueError(f"a {type(row).__name__}, not an object with a field {cfg.text_key!r}")
+                item = row[cfg.text_key]
+            elif isinstance(item, bytes):
+                item = item.decode()
             if not isinstance(item, str):
-                raise ValueError(f"{text_key!r} is {type(item).__name__}, not text")
+                raise ValueError(f"{cfg.text_key!r} is {type(item).__name__}, not text")
             item.encode()                                       # lone surrogates are not text
             documents.append(item)
         except UnicodeError as error:
             bad.append(f"{block.shard}:{number}: not UTF-8 ({error.reason})")
         except json.JSONDecodeError as error:
-            bad.append(f"{block.shard}:{number}: not JSON ({error.msg})")
-        except (KeyError, TypeError):
-            bad.append(f"{block.shard}:{number}: no field {text_key!r}")
-        except ValueError as error:
+            bad.append(f"{block.shard}:{number}: not JSON, one object a line ({error.msg})")
+        except KeyError:
+            bad.append(f"{block.shard}:{number}: no field {cfg.text_key!r}")
+        except (ValueError, RecursionError) as error:
             bad.append(f"{block.shard}:{number}: {error}")
-
-    if block.kind == "parquet":
-        for i, text in enumerate(block.content):
-            add(block.first + i, lambda: text)
-    elif block.kind == "json" or sample_by == "line":
-        for i, line in enumerate(block.content.split(b"\n")):
-            if line.strip():
-                add(block.first + i, (lambda: json.loads(line)[text_key]) if block.kind == "json"
-                    else lambda: line.decode().removesuffix("\r"))
-    elif sample_by == "document":
-        add(block.first, block.content.decode)
-    else:
-        number = block.first
-        for piece in re.split(rb"(\n[ \t\r]*\n)", block.content):
-            if piece.strip():
-                add(number, piece.decode)
-            number += piece.count(b"\n")
-    return documents, bad
+    return documents, bad + block.bad

@@ -1,7 +1,9 @@
 """Text to token files: sources, vocabulary, stops, damage."""
 import gzip
+import io
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,22 +87,31 @@ def test_markers_in_the_text_stay_text(tmp_path, corpus):
         assert len(row) > 10 and min(row) >= 2 and max(row) < meta["n_piece"]
 
 
-def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
-    """mT5's vocabularies hold <extra_id_0> as a piece; text must not turn into it."""
-    import io
-    model = io.BytesIO()
-    rng = random.Random(0)
+def vocabulary_with_sentinels(markers):
+    rng, model = random.Random(0), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([sentence(rng) + " <extra_id_0> extra" for _ in range(200)]), model_writer=model,
-        vocab_size=80, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=["<extra_id_0>", "<extra_id_1>"],
+        vocab_size=80 + len(markers), pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=markers,
         minloglevel=2)
-    vocabulary = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def test_sentinels_of_the_vocabulary_itself_must_count_down():
+    with pytest.raises(ValueError, match=r"do not count down from <extra_id_0> \(id 3\)"):
+        prepare.sentinels(vocabulary_with_sentinels([f"<extra_id_{k}>" for k in range(100)]))
+    with pytest.raises(ValueError, match="do not count down"):
+        prepare.sentinels(vocabulary_with_sentinels(["<extra_id_1>", "<extra_id_0>"]))
+
+
+def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
+    """mT5's vocabularies hold <extra_id_0> as a piece; text must not turn into it."""
+    vocabulary = vocabulary_with_sentinels([f"<extra_id_{k}>" for k in reversed(range(100))])
     marker = vocabulary.piece_to_id("<extra_id_0>")
     text = "The list <extra_id_0> of"
     assert marker in vocabulary.encode(text)
     encoder = prepare.Encoder(vocabulary, sources.SourceConfig(), "uint16", 0.0, 0)
     assert marker not in encoder.ids_of([text, "a"])[0]
-    assert prepare.sentinels(vocabulary)[0] == marker
+    assert prepare.sentinels(vocabulary) == (marker, 180) == (102, 180)
 
 
 def test_sample_by_says_what_a_document_is(tmp_path, corpus):
@@ -115,20 +126,20 @@ def test_sample_by_says_what_a_document_is(tmp_path, corpus):
 
 
 BAD = [b'{"text": "good one"}', b'{"text": ', b'{"txt": "no field"}', b'{"text": 5}', b'["text"]', b"\xff\xfe",
-       b'{"text": "\\ud800"}', b'{"text": "good two"}', b"", b'{"text": "  "}']
+       b'{"text": "\\ud800"}', b'{"text": "good two"}', b"", b'{"text": "  "}', b"[" * 100_000]
 
 
 def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
     (tmp_path / "b.jsonl").write_bytes(b"\n".join(BAD))
-    with pytest.raises(ValueError, match=r"b\.jsonl:2: not JSON .*--skip_bad=True"):
+    with pytest.raises(ValueError, match=r"b\.jsonl:2: not JSON, one object a line .*--skip_bad=True"):
         make(tmp_path / "b.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0")
     make(tmp_path / "b.jsonl", tmp_path / "out", f"--vocab={corpus}", "--val_share=0", "--skip_bad=True")
     meta = data.read_meta(tmp_path / "out")
-    assert (meta["bad_lines"], meta["empty_documents"], meta["splits"]["train"]["documents"]) == (6, 1, 2)
-    assert "6 bad lines" in capsys.readouterr().out
-    block = sources.Block("b.jsonl", "json", 1, b"\n".join(BAD))
+    assert (meta["bad_lines"], meta["empty_documents"], meta["splits"]["train"]["documents"]) == (7, 1, 2)
+    assert "7 bad lines" in capsys.readouterr().out
+    block = sources.Block("b.jsonl", "json", list(enumerate(filter(None, BAD), 1)), 0, [])
     named = sources.documents_of(block, sources.SourceConfig())[1]
-    assert [line.split(":")[1] for line in named] == ["2", "3", "4", "5", "6", "7"]
+    assert [line.split(":")[1] for line in named] == ["2", "3", "4", "5", "6", "7", "10"]
 
 
 @pytest.mark.parametrize("content, name, part", [
@@ -178,7 +189,7 @@ def test_a_vocabulary_trained_here_is_laid_out_as_t5s(corpus):
     meta, vocabulary = data.read_meta(corpus), data.load_vocabulary(corpus / "spiece.model")
     assert [vocabulary.id_to_piece(i) for i in range(3)] == ["<pad>", "</s>", "<unk>"]
     assert (meta["n_piece"], meta["n_id"], meta["first_sentinel"]) == (150, 250, 249)
-    assert vocabulary.encode("Ω") == vocabulary.encode("Ω") and 2 in vocabulary.encode("Ω")    # no byte fallback
+    assert 2 in vocabulary.encode("Ω")                          # unknown: no byte fallback
 
 
 def test_the_embedding_is_rounded_up():
@@ -189,8 +200,10 @@ def test_a_vocabulary_larger_than_the_text_allows_is_refused_with_the_largest(tm
     write_corpus(tmp_path / "a.txt", n=30)
     with pytest.raises(ValueError, match=r"vocab_size=5000 is more than the text supports; at most \d+"):
         make(tmp_path / "a.txt", tmp_path / "out", "--vocab_size=5000")
-    with pytest.raises(ValueError, match=r"vocab_size=10 "):
+    with pytest.raises(ValueError, match=r"vocab_size=10 is less than the text's letters need; at least \d+"):
         make(tmp_path / "a.txt", tmp_path / "out2", "--vocab_size=10")
+    make(tmp_path / "a.txt", tmp_path / "out3")                 # no size given: what the text supports
+    assert 50 < data.read_meta(tmp_path / "out3")["n_piece"] < 5000
 
 
 def test_a_vocabulary_with_other_control_ids_is_refused(tmp_path):
@@ -292,6 +305,74 @@ def test_shards_split_the_work_and_add_up(tmp_path, corpus):
         make(source, tmp_path / "other", "--shards=0:1")
 
 
+def test_parts_of_another_vocabulary_or_other_settings_are_not_merged(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=60)
+    other = vocabulary_with_sentinels([])
+    (tmp_path / "other.model").write_bytes(other.serialized_model_proto())
+    make(source, tmp_path / "a", f"--vocab={corpus}", "--shards=0:1")
+    for name, more in (("b", [f"--vocab={tmp_path / 'other.model'}"]), ("c", [f"--vocab={corpus}", "--seed=1"])):
+        make(source, tmp_path / name, *more, "--shards=1:3")
+        merged = shutil.copytree(tmp_path / "a", tmp_path / f"a{name}")
+        for file in [*(tmp_path / name).glob("*.bin"), *(tmp_path / name).glob("progress/0*.json")]:
+            shutil.copy(file, merged / file.relative_to(tmp_path / name))
+        with pytest.raises(ValueError, match="belongs to other text, settings or another vocabulary"):
+            make(source, merged, f"--vocab={corpus}")
+
+
+def test_a_vocabulary_made_first_serves_the_shards(tmp_path):
+    """The way that the message about --shards names, in one folder, the path of the vocabulary spelt in two ways."""
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", "--vocab_only=True", "--vocab_size=120")
+    make(source, tmp_path / "out", f"--vocab={tmp_path / 'out'}", "--shards=0:1")
+    make(source, tmp_path / "out", f"--vocab={tmp_path}/./out/spiece.model", "--shards=1:")
+    assert data.read_meta(tmp_path / "out")["shards"] == 3
+    with pytest.raises(ValueError, match="vocabulary of 120 pieces, now vocab_size=130"):
+        make(source, tmp_path / "out", "--vocab_size=130")
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_lost_part_is_named_not_filled_with_zeros(tmp_path, corpus, damage):
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    part = tmp_path / "out" / "train-00001.bin"
+    os.truncate(part, 100) if damage == "short" else part.unlink()
+    with pytest.raises(ValueError, match=r"train-00001\.bin has .* bytes, but .* were written; .*--overwrite=True"):
+        make(source, tmp_path / "out", f"--vocab={corpus}")
+    make(source, tmp_path / "out", f"--vocab={corpus}", "--overwrite=True")
+    make(source, tmp_path / "whole", f"--vocab={corpus}")
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole")
+
+
+def test_a_part_that_another_process_writes_is_refused(tmp_path, corpus):
+    fcntl = pytest.importorskip("fcntl")
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}", "--shards=0:1")
+    with open(tmp_path / "out" / "train-00001.bin", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"train-00001\.bin is in use by another process"):
+            make(source, tmp_path / "out", f"--vocab={corpus}")
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+
+
+def test_overwrite_deletes_nothing_before_the_new_source_is_known(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    before = folder_bytes(tmp_path / "out")
+    for wrong in ([tmp_path / "typo.jsonl"], [source, f"--vocab={tmp_path / 'typo.model'}"]):
+        with pytest.raises(FileNotFoundError):
+            make(wrong[0], tmp_path / "out", *wrong[1:], "--overwrite=True")
+        assert folder_bytes(tmp_path / "out") == before
+    make(source, tmp_path / "out", f"--vocab={tmp_path / 'out'}", "--overwrite=True", "--val_share=0.5")
+    assert data.read_meta(tmp_path / "out")["vocabulary_sha256"] == before["meta"]["vocabulary_sha256"]
+
+
+def test_many_workers_write_what_one_writes(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=3000)
+    make(source, tmp_path / "one", f"--vocab={corpus}")
+    make(source, tmp_path / "two", f"--vocab={corpus}", "--n_proc=3")
+    assert folder_bytes(tmp_path / "two") == folder_bytes(tmp_path / "one")
+
+
 def test_n_tokens_stops_early_and_can_be_raised(tmp_path, corpus, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 1 << 12)
     source = big_source(tmp_path / "in", n=300)
@@ -312,10 +393,12 @@ def test_a_folder_begun_with_other_settings_is_refused(tmp_path, corpus):
     with pytest.raises(ValueError, match="other files"):
         make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}")
     make(tmp_path / "a.jsonl", tmp_path / "out", f"--vocab={corpus}", "--overwrite=True")
-    assert data.read_meta(tmp_path / "out")["splits"]["train"]["documents"] in (30, 31)
+    assert data.read_meta(tmp_path / "out")["splits"]["train"]["documents"] == len(documents(tmp_path / "out", "train"))
+    assert sum(len(documents(tmp_path / "out", split)) for split in ("train", "val")) == 31
 
 
 def test_the_smallest_dtype_that_holds_the_ids_is_chosen(corpus):
     meta = data.read_meta(corpus)
     assert meta["dtype"] == "uint16" and np.dtype(meta["dtype"]).itemsize == 2
     assert os.path.getsize(corpus / "train-00000.bin") == 2 * meta["splits"]["train"]["tokens"]
+    assert [prepare.token_dtype(n) for n in (32_100, 65_536, 65_537, 250_100)] == ["uint16"] * 2 + ["uint32"] * 2

@@ -1,6 +1,8 @@
-"""Reading text: blocks, broken connections, the Hub's listing."""
+"""Reading text: files, blocks, broken connections, the Hub's listing."""
 import gzip
+import io
 import os
+from pathlib import Path
 
 import pytest
 from conftest import texts, write_jsonl
@@ -26,25 +28,94 @@ def test_block_edges_lose_nothing(tmp_path, monkeypatch, corpus):
         assert list(sources.read_blocks(shard, cfg, skip=len(whole))) == []
 
 
-def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypatch):
-    """A remote file whose connection breaks twice: the same blocks, none lost, none doubled."""
-    write_jsonl(tmp_path / "a.jsonl", texts(60))
-    shard = sources.Shard("a", f"file://{tmp_path}/a.jsonl", "json", False, 1)
-    monkeypatch.setattr(sources, "BLOCK", 1000)
+class Flaky:
+    """Opens files as fsspec does, but the n-th opened one breaks after limits[n] bytes."""
+
+    def __init__(self, limits):
+        self.limits, self.opened = limits, 0
+
+    def open(self, path, mode):
+        file = io.BytesIO(Path(path.removeprefix("file://")).read_bytes())
+        left = self.limits[self.opened] if self.opened < len(self.limits) else None
+        self.opened += 1
+
+        def broken(read):
+            def call(*size):
+                if left is not None and file.tell() > left:
+                    raise ConnectionResetError("peer went away")
+                return read(*size)
+            return call
+
+        file.readline, file.read = (broken(f) for f in (file.readline, file.read))
+        return file
+
+
+@pytest.mark.parametrize("name, opener", [("a.jsonl", open), ("a.jsonl.gz", gzip.open)])
+def test_a_reading_that_fails_midway_is_taken_up_where_it_was(tmp_path, monkeypatch, name, opener):
+    """A remote file whose connection breaks three times: the same blocks, none lost, none doubled."""
+    write_jsonl(tmp_path / name, texts(6000), opener)
+    size = os.path.getsize(tmp_path / name)
+    shard = sources.Shard("a", f"file://{tmp_path}/{name}", "json", False, size)
+    monkeypatch.setattr(sources, "BLOCK", 10_000)
     monkeypatch.setattr(sources.time, "sleep", lambda s: None)
-    wanted = [b.content for b in sources.read_blocks(shard, sources.SourceConfig())]
-    real, breaks = sources.open_blocks, [3, 5]
+    wanted = [b.items for b in sources.read_blocks(shard, sources.SourceConfig())]
+    flaky = Flaky([size // 3, size // 3, size // 2])
+    monkeypatch.setattr("fsspec.open", flaky.open)
+    got = [b.items for b in sources.read_blocks(shard, sources.SourceConfig())]
+    assert got == wanted and len(wanted) > 8 and flaky.opened == 4
 
-    def flaky(shard, cfg):
-        for i, block in enumerate(real(shard, cfg)):
-            if breaks and i == breaks[0]:
-                breaks.pop(0)
-                raise ConnectionResetError("peer went away")
-            yield block
 
-    monkeypatch.setattr(sources, "open_blocks", flaky)
-    got = [b.content for b in sources.read_blocks(shard, sources.SourceConfig())]
-    assert got == wanted and len(wanted) > 8 and not breaks
+def test_an_outage_is_no_damage(tmp_path, monkeypatch):
+    """A connection that stays away stops the run, whatever skip_bad says: the rest of the file is not given up."""
+    write_jsonl(tmp_path / "a.jsonl", texts(600))
+    shard = sources.Shard("a", f"file://{tmp_path}/a.jsonl", "json", False, 1)
+    monkeypatch.setattr(sources, "BLOCK", 10_000)
+    monkeypatch.setattr(sources.time, "sleep", lambda s: None)
+    monkeypatch.setattr("fsspec.open", Flaky([20_000] * 99).open)
+    blocks = sources.read_blocks(shard, sources.SourceConfig())
+    assert not next(blocks).bad
+    with pytest.raises(OSError, match=r"cannot be read .*peer went away.* start the same command again"):
+        list(blocks)
+
+
+def test_a_remote_file_that_is_damaged_itself_is_named_after_some_tries(tmp_path, monkeypatch):
+    write_jsonl(tmp_path / "a.jsonl.gz", texts(600), gzip.open)
+    whole = (tmp_path / "a.jsonl.gz").read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[:len(whole) // 2])
+    shard = sources.Shard("a", f"file://{tmp_path}/a.jsonl.gz", "json", False, 1)
+    monkeypatch.setattr(sources.time, "sleep", lambda s: None)
+    (block,) = sources.read_blocks(shard, sources.SourceConfig())
+    assert len(block.items) > 100 and "cut off" in block.bad[0]
+
+
+@pytest.mark.parametrize("name, held_out", [
+    ("c4-validation.00000-of-00008.json.gz", True), ("validation/0.parquet", True), ("dev.txt", True),
+    ("a/val-1.jsonl", True), ("dev/a.jsonl", False), ("valid/more/a.txt", False), ("evaluate.txt", False),
+    ("train.jsonl", False), ("test.jsonl", False)])
+def test_names_that_say_held_out(name, held_out):
+    assert sources.is_validation(name) is held_out
+
+
+def test_a_folder_is_listed_without_hidden_and_foreign_files_and_the_output(tmp_path, capsys):
+    for name in ("a.txt", "B.TXT", "sub/c.jsonl.GZ", ".git/x.txt", "notes.md", "out/meta.json", "out/progress/0.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    shards = sources.find_shards(sources.SourceConfig(source=str(tmp_path)), tmp_path / "out")
+    assert [(s.name, s.kind) for s in shards] == [("B.TXT", "text"), ("a.txt", "text"), ("sub/c.jsonl.GZ", "json")]
+    assert "1 files of other kinds are left alone" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="named OWNER/NAME"):
+        sources.find_shards(sources.SourceConfig(source="mytexts"), tmp_path / "out")
+
+
+def test_paragraphs_end_at_blank_lines_with_blanks_in_them(tmp_path, monkeypatch):
+    """No document is taken for longer than it is: 30 paragraphs of 40 bytes pass a limit of 100."""
+    (tmp_path / "a.txt").write_text("\n \t\n".join("x" * 40 for _ in range(30)))
+    shard = sources.Shard("a.txt", str(tmp_path / "a.txt"), "text", False, 1)
+    monkeypatch.setattr(sources, "LONGEST", 100)
+    (block,) = sources.read_blocks(shard, sources.SourceConfig())
+    assert [number for number, _ in block.items] == list(range(1, 60, 2))
+    with pytest.raises(ValueError, match=r"a\.txt:1: a document of more than"):
+        list(sources.read_blocks(shard, sources.SourceConfig(sample_by="document")))
 
 
 def test_a_data_set_of_the_hub_is_listed_by_its_own_description(tmp_path, corpus):
