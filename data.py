@@ -5,6 +5,7 @@ rows, and to resume is to ask for the next step. Needs numpy alone; the vocabula
 
 Letters in shapes: B rows, R raw tokens a row before corruption, S source tokens, T target tokens.
 """
+import bisect
 import hashlib
 import itertools
 import json
@@ -17,6 +18,7 @@ import numpy as np
 FORMAT = 1              # of meta.json and the token files
 N_SENTINEL = 100        # T5's <extra_id_0> ... <extra_id_99>
 EOS = 1
+ANEW = "prepare the data again, with --overwrite=True"
 VAL_SEED = 2023         # windows and noise of the held-out text: the same numbers whoever asks and whenever
 
 
@@ -60,32 +62,33 @@ def span_plan(input_length, noise_density=0.15, mean_span=3.0, n_sentinel=N_SENT
         raise ValueError(f"noise_density={noise_density} must lie between 0 and 1")
     if mean_span < 1:
         raise ValueError(f"mean_span={mean_span} must be at least 1 token")
-    if input_length < 4:
-        raise ValueError(f"input_length={input_length} is too short; a row needs at least 4 tokens")
+    if not 4 <= input_length <= 1_000_000:
+        raise ValueError(f"input_length={input_length} must lie between 4 and 1,000,000 tokens")
 
     def source_length(raw):
         n_noise, n_span = noise_counts(raw, noise_density, mean_span)
         return raw - n_noise + n_span + 1
 
-    raw = 2
-    while source_length(raw + 1) <= input_length:
-        raw += 1
-    n_noise, n_span = noise_counts(raw, noise_density, mean_span)
-    if noise_density == 0.5 and n_noise + n_span + 1 > input_length and source_length(raw - 1) == input_length:
-        raw -= 1                                            # T5's rule: at one half, no target longer than its source
+    def plan(length):
+        raw = max(2, length - 1)                            # a span is at least as long as its sentinel
+        while source_length(raw + 1) <= length:
+            raw += 1
         n_noise, n_span = noise_counts(raw, noise_density, mean_span)
-    if source_length(raw) < input_length:                   # many short spans: one more token brings one span too many
-        raw += 1
-        n_noise, _ = noise_counts(raw, noise_density, mean_span)
-        n_span = input_length - 1 - (raw - n_noise)
-    plan = SpanPlan(raw, input_length, n_noise + n_span + 1, n_noise, n_span)
-    if plan.n_span > n_sentinel:
-        most = input_length
-        while span_plan(most, noise_density, mean_span, n_sentinel=input_length).n_span > n_sentinel:
-            most -= 1
-        raise ValueError(f"input_length={input_length} needs {plan.n_span} spans but there are {n_sentinel} sentinels;"
+        if noise_density == 0.5 and n_noise + n_span + 1 > length and source_length(raw - 1) == length:
+            raw -= 1                                        # T5's rule: at one half, no target longer than its source
+            n_noise, n_span = noise_counts(raw, noise_density, mean_span)
+        if source_length(raw) < length:                     # many short spans: one more token brings one span too many
+            raw += 1
+            n_noise, _ = noise_counts(raw, noise_density, mean_span)
+            n_span = length - 1 - (raw - n_noise)
+        return SpanPlan(raw, length, n_noise + n_span + 1, n_noise, n_span)
+
+    found = plan(input_length)
+    if found.n_span > n_sentinel:
+        most = bisect.bisect_right(range(input_length), n_sentinel, lo=4, key=lambda n: plan(n).n_span) - 1
+        raise ValueError(f"input_length={input_length} needs {found.n_span} spans but there are {n_sentinel} sentinels;"
                          f" at noise_density={noise_density}, mean_span={mean_span} the largest is {most}")
-    return plan
+    return found
 
 
 def mix(x):
@@ -163,25 +166,29 @@ def read_meta(data_dir):
         raise FileNotFoundError(f"{path} is missing; make it with: python prepare.py --source=... --out_dir={data_dir}")
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-        version, dtype = meta["format"], np.dtype(meta["dtype"])
+        version = meta["format"]
+        if version != FORMAT:
+            raise ValueError(f"format {version} instead of {FORMAT}")
+        dtype = np.dtype(meta["dtype"])
+        if dtype.name not in ("uint16", "uint32"):
+            raise ValueError(f"dtype {dtype}")
+        parts = [(part["name"], int(part["tokens"])) for split in ("train", "val")
+                 for part in meta["splits"][split]["parts"]]
+        if not N_SENTINEL <= int(meta["first_sentinel"]) < int(meta["n_id"]) <= np.iinfo(dtype).max + 1:
+            raise ValueError("first_sentinel, n_id and dtype do not go together")
+        wanted_hash, vocabulary = meta["vocabulary_sha256"], folder / meta["vocabulary"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a meta.json of prepare.py ({error}); prepare the data again") from None
-    if version != FORMAT:
-        raise ValueError(f"{path} has format {version}, this code reads {FORMAT}; prepare the data again")
-    if meta["n_id"] - 1 > np.iinfo(dtype).max:
-        raise ValueError(f"{path}: {meta['n_id']:,} ids do not fit {dtype}; prepare the data again")
-    for split in meta["splits"].values():
-        for part in split["parts"]:
-            file = folder / part["name"]
-            if not file.is_file():
-                raise FileNotFoundError(f"{file} is missing but named in {path}; prepare the data again")
-            size, wanted = file.stat().st_size, part["tokens"] * dtype.itemsize
-            if size != wanted:
-                raise ValueError(f"{file} has {size:,} bytes, {path} says {wanted:,}; prepare the data again")
-    vocabulary = folder / meta["vocabulary"]
+        raise ValueError(f"{path} cannot be used ({type(error).__name__}: {error}); {ANEW}") from None
+    for name, tokens in parts:
+        file = folder / name
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing but named in {path}; {ANEW}")
+        size, wanted = file.stat().st_size, tokens * dtype.itemsize
+        if size != wanted:
+            raise ValueError(f"{file} has {size:,} bytes, {path} says {wanted:,}; {ANEW}")
     if not vocabulary.is_file():
         raise FileNotFoundError(f"{vocabulary} is missing; copy the vocabulary that the tokens were made with there")
-    if file_hash(vocabulary) != meta["vocabulary_sha256"]:
+    if file_hash(vocabulary) != wanted_hash:
         raise ValueError(f"{vocabulary} is not the vocabulary that the tokens were made with (sha256 differs)")
     return meta
 
@@ -260,8 +267,8 @@ class Batches:
 
     def __init__(self, tokens, plan, seed, batch_size, first_sentinel):
         if len(tokens) < plan.raw:
-            raise ValueError(f"{tokens.name} holds {len(tokens):,} tokens but one row needs {plan.raw:,};"
-                             f" prepare more text or lower input_length")
+            raise ValueError(f"{tokens.name} holds {len(tokens):,} tokens but one row needs {plan.raw:,}; prepare more"
+                             f" text (for held-out text, with a larger --val_share) or lower input_length")
         self.tokens, self.plan, self.seed = tokens, plan, seed
         self.batch_size, self.first_sentinel = batch_size, first_sentinel
         self.n_window = len(tokens) // plan.raw
@@ -286,9 +293,7 @@ class Batches:
 
 def held_out_rows(tokens, plan, n, first_sentinel):
     """The first n held-out rows as a Batches of one step: fixed windows, fixed noise, fewer where the text is short."""
-    batches = Batches(tokens, plan, VAL_SEED, 1, first_sentinel)
-    batches.batch_size = min(n, batches.n_window)
-    return batches
+    return Batches(tokens, plan, VAL_SEED, min(n, len(tokens) // plan.raw), first_sentinel)
 
 
 def unigram_floor(train, batches, n_id, n_sample=4_000_000):
@@ -300,6 +305,9 @@ def unigram_floor(train, batches, n_id, n_sample=4_000_000):
     """
     from math import lgamma
     counts = np.bincount(train.read(0, min(len(train), n_sample)), minlength=n_id) + 1.0
+    if len(counts) > n_id:
+        raise ValueError(f"{train.name} holds id {len(counts) - 1:,} but its vocabulary ends at {n_id - 1:,}: it is"
+                         f" damaged or of another vocabulary; {ANEW}")
     cost = -np.log(counts / counts.sum())
     _, target = batches.rows(0)
     pieces = target[:, :-1][target[:, :-1] <= batches.first_sentinel - N_SENTINEL]

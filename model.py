@@ -300,7 +300,9 @@ class T5(nn.Module):
 
     @torch.no_grad()
     def generate(self, source, source_mask=None, max_new_tokens=64):
-        """Greedy decoding: (B, S) ids -> (B, up to max_new_tokens) ids, each row PAD after its EOS."""
+        """Greedy decoding: (B, S) ids -> (B, up to max_new_tokens) ids, each row PAD after its EOS; without dropout."""
+        was_training = self.training
+        self.eval()
         memory = self.encode(source, source_mask)
         target = source.new_full((len(source), 1), PAD)
         ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
@@ -311,6 +313,7 @@ class T5(nn.Module):
             ended |= best == EOS
             if ended.all():
                 break
+        self.train(was_training)
         return target[:, 1:]
 
     def n_params(self):

@@ -1,15 +1,19 @@
 """What every script does alike: errors, device and precision, checkpoints, log lines, stop signals."""
 import contextlib
 import ctypes
+import functools
 import json
 import linecache
 import os
 import platform
+import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import torch
@@ -70,7 +74,8 @@ def pick_device(name="auto"):
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device={name} cannot be used here: {first_line(error)}") from None
     torch.set_flush_denormal(True)          # a saturated softmax yields denormals, which x86 handles in microcode
-    torch.set_float32_matmul_precision("high")      # TF32 on CUDA; the CPU is not concerned
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
     if device.type == "cpu":
         keep_freed_memory()
     return device
@@ -104,18 +109,19 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=dtype, enabled=dtype == torch.bfloat16)
 
 
-PEAK = {"A100": 312e12, "A10G": 70e12, "H100": 989e12, "H200": 989e12, "L4": 121e12, "L40S": 362e12,
-        "RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12}      # dense bf16 (V100: fp16) FLOP/s, from data sheets
+PEAK = {"A100": 312e12, "A10G": 70e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "L4": 121e12,
+        "L40S": 362e12, "RTX 4090": 165e12, "RTX 3090": 71e12}      # dense bfloat16 FLOP/s, from data sheets
 
 
+@functools.cache
 def peak_flops(device, dtype):
     """FLOP/s that a share is taken of (MFU): the data sheet's for a known GPU in bfloat16, else the best of a few
     square matrix products timed now (about a second on a CPU)."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
-        for known in sorted(PEAK, key=len, reverse=True):
-            if known in name:
-                return PEAK[known]
+        for known, peak in PEAK.items():
+            if re.search(rf"\b{known}\b", name):
+                return peak
     n = 2048 if device.type == "cpu" else 8192
     a, best = torch.randn(n, n, device=device, dtype=dtype), 0.0
     for _ in range(4):
@@ -187,9 +193,10 @@ def save_checkpoint(out_dir, content, keep=1, best=False):
     """
     out_dir = Path(out_dir)
     path = out_dir / "ckpt.pt"
-    write_atomically(path, lambda file: torch.save(content, file))
+    written = out_dir / "best.pt" if best else path
+    write_atomically(written, lambda file: torch.save(content, file))
     if best:
-        link(path, out_dir / "best.pt")
+        link(written, path)                 # after best.pt: a run that goes on from ckpt.pt has the best it speaks of
     if keep > 1:
         link(path, out_dir / f"ckpt-{content['step']:08d}.pt")
         for old in sorted(out_dir.glob("ckpt-*.pt"))[:-keep]:
@@ -207,16 +214,25 @@ def link(path, to):
     os.replace(aside, to)
 
 
-def load_checkpoint(path, device="cpu"):
-    """Read a checkpoint without running any code that it may hold."""
+def load_checkpoint(path, needs=()):
+    """Read a checkpoint into the CPU's memory without running any code that it may hold; ValueError if its checksums
+    do not hold, or if it lacks one of the keys `needs`."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path} is missing")
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        content = torch.load(path, map_location="cpu", weights_only=True) if not damaged else {}
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint of this project"
                          f" ({type(error).__name__}: {first_line(error)})") from None
+    if damaged:
+        raise ValueError(f"{path} is damaged: the checksum of {damaged} does not hold")
+    lacking = [name for name in needs if not isinstance(content, dict) or name not in content]
+    if lacking:
+        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(lacking)}")
+    return content
 
 
 # --- log lines -------------------------------------------------------------------------------------------------------
@@ -256,8 +272,11 @@ class Metrics:
                 import wandb as library
             except ImportError:
                 raise ValueError("wandb=True needs a package: pip install wandb") from None
+            known = Path(out_dir) / "wandb_id"              # so that a resumed run goes on in its own chart
+            run_id = known.read_text() if resume_step != -1 and known.exists() else secrets.token_hex(4)
+            known.write_text(run_id)
             self.wandb = library.init(project="nanot5", name=Path(out_dir).name, dir=out_dir, config=settings,
-                                      resume="allow", id=Path(out_dir).name)
+                                      resume="allow", id=run_id)
         if resume_step is not None and self.path.exists():      # what came after the checkpoint is done again
             lines = self.path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if parsed(line).get("step", resume_step + 1) <= resume_step]
@@ -265,13 +284,20 @@ class Metrics:
 
     def write(self, **record):
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, allow_nan=False) + "\n")
         numbers = {k: v for k, v in record.items() if k != "step"}
         if self.board:
             for name, value in numbers.items():
                 self.board.add_scalar(name, value, record["step"])
         if self.wandb:
             self.wandb.log(numbers, step=record["step"])
+
+
+    def close(self):
+        if self.board:
+            self.board.close()
+        if self.wandb:
+            self.wandb.finish()
 
 
 def parsed(line):

@@ -4,6 +4,7 @@
     python train.py config/t5_base.py --batch_size=128           # nanoT5's model; needs a GPU and data/c4
     python train.py config/t5_base.py --resume=True              # go on where a run stopped
 """
+import contextlib
 import math
 import sys
 import time
@@ -23,7 +24,7 @@ from optim import OptimConfig, lr_at, make_optimizer
 @dataclass
 class TrainConfig:
     """The run: length, batch, device, what is written and when."""
-    out_dir: str | None = None      # run folder; None: runs/NAME of the first config file
+    out_dir: str | None = None      # run folder; None: runs/NAME, of the config files' names
     max_steps: int = 65_536         # optimizer steps
     batch_size: int = 128           # rows an optimizer step
     micro_batch_size: int | None = None     # rows at a time, the rest by accumulation; None: the whole batch
@@ -34,7 +35,7 @@ class TrainConfig:
     attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA, eager elsewhere
     gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
     eval_every: int = 2_000         # optimizer steps; 0: only before the first and after the last
-    eval_batches: int = 32          # held-out batches of batch_size rows
+    eval_batches: int = 32          # held-out batches of 128 rows, whatever batch_size is
     save_every: int = 1_000         # optimizer steps; 0: only after the last one
     log_every: int = 100            # optimizer steps
     keep: int = 1                   # last checkpoints kept, beside the best one
@@ -47,10 +48,10 @@ class TrainConfig:
     wandb: bool = False             # also log to Weights & Biases
 
     def __post_init__(self):
-        for name in ("batch_size", "log_every", "keep", "eval_batches"):
+        for name in ("max_steps", "batch_size", "log_every", "keep", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("max_steps", "eval_every", "save_every", "seed", "n_sample"):
+        for name in ("eval_every", "save_every", "n_sample"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if self.micro_batch_size is None:
@@ -59,23 +60,29 @@ class TrainConfig:
             fit = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0 and n <= self.micro_batch_size]
             raise ValueError(f"batch_size={self.batch_size} does not split into micro-batches of"
                              f" {self.micro_batch_size} rows; try micro_batch_size={max(fit, default=1)}")
+        if not 0 <= self.seed < 2 ** 63:
+            raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
         if self.resume and self.overwrite:
             raise ValueError("resume=True and overwrite=True exclude each other")
 
 
+CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
+EVAL_ROWS = 128                     # of a held-out batch: runs of every batch size are scored on the same rows
+
 # What may differ from the stopped run when it is resumed: nothing that the loss depends on beyond rounding.
 FREE = {"out_dir", "data_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
-        "eval_every", "eval_batches", "save_every", "log_every", "keep", "resume", "overwrite", "init_from", "dry_run",
+        "eval_every", "save_every", "log_every", "keep", "resume", "overwrite", "init_from", "dry_run",
         "n_sample", "tensorboard", "wandb", "max_steps"}
 
 
 def check_resume(ckpt, settings, meta, optim_cfg):
     """Refuse to go on with another model, vocabulary, seed or recipe than the checkpoint's, naming both values."""
-    for name, old in ckpt["settings"].items():
-        new = settings.get(name)
-        if name not in FREE and new != old:
-            raise ValueError(f"the stopped run has {name}={old}, this one {name}={new};"
-                             f" resume with --{name}={old}, or start anew in another --out_dir")
+    differ = {name: old for name, old in ckpt["settings"].items() if name not in FREE and settings.get(name) != old}
+    if differ:
+        was, now = (", ".join(f"{name}={values.get(name)}" for name in differ) for values in (differ, settings))
+        raise ValueError(f"the stopped run has {was}; this one {now}. Resume with the old settings"
+                         f" ({' '.join(f'--{name}={old}' for name, old in differ.items())}), or start anew in another"
+                         f" --out_dir")
     for name in ("vocabulary_sha256", "train_tokens"):
         old, new = ckpt["data"][name], data_identity(meta)[name]
         if old != new:
@@ -91,22 +98,26 @@ def data_identity(meta):
     return {"vocabulary_sha256": meta["vocabulary_sha256"], "train_tokens": meta["splits"]["train"]["tokens"]}
 
 
-def memory_estimate(cfg, t5, plan, n_params, optimizer):
+def memory_estimate(cfg, t5, plan, n_params, optimizer, dtype, attention):
     """Bytes of weights, gradients, moments, and of the activations that one micro-batch keeps for the backward pass."""
     state = n_params * (8 if optimizer == "adafactor" else 16)
     S, T, HK = plan.source, plan.target, t5.n_head * t5.d_kv
     wide = (4 if t5.gated else 2) * t5.d_ff
-    eager = cfg.attention != "sdpa"
+    bf16 = dtype == torch.bfloat16
+    product, score = (2, 6) if bf16 else (4, 4)     # bytes of a matrix product's output, of one attention weight
+    if attention == "sdpa":
+        score = 0
 
-    def block(n, keys, n_attention):        # floats kept for n tokens: norms and residuals, heads, scores, feed-forward
-        return n * (3 * t5.d_model * (n_attention + 1) + 5 * HK * n_attention + wide + eager * t5.n_head * keys)
+    def block(n, keys, n_attention):        # bytes kept for n tokens: norms and residuals, heads, feed-forward, scores
+        return n * (12 * t5.d_model * (n_attention + 1) + product * (5 * HK * n_attention + wide)
+                    + score * t5.n_head * keys)
 
-    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + 2 * HK * S
+    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + product * 2 * HK * S
     if cfg.gradient_checkpointing:
-        kept = t5.n_layer * S * t5.d_model + t5.n_decoder_layer * T * t5.d_model + 2 * max(encoder, decoder)
+        kept = 4 * t5.d_model * (t5.n_layer * S + t5.n_decoder_layer * T) + 2 * max(encoder, decoder)
     else:
         kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
-    return state + 4 * cfg.micro_batch_size * (kept + 3 * T * t5.vocab_size)
+    return state + bf16 * 2 * n_params + cfg.micro_batch_size * (kept + (14 if bf16 else 12) * T * t5.vocab_size)
 
 
 @torch.no_grad()
@@ -131,7 +142,8 @@ def evaluate(model, rows, micro_batch_size, device, autocast):
 def show_samples(model, vocabulary, rows, n, device):
     """Print n held-out sentences with blanks, what the model puts there, and what stood there."""
     picked = data.pick_sentences(vocabulary, rows, n)
-    model.eval()
+    if not picked:
+        print("\nno held-out sentence is short and plain enough to be shown with its blanks")
     for number, (row, part) in enumerate(picked, 1):
         source, target = rows.rows(0, row, row + 1)
         guess = model.generate(torch.from_numpy(source).to(device), max_new_tokens=target.shape[1])[0].tolist()
@@ -165,19 +177,19 @@ def open_data(data_dir):
     return data.read_meta(data_dir)
 
 
-def dry_run(cfg, optim_cfg, t5_cfg, plan):
+def dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention):
     """Print what the run would cost, without weights in memory."""
     with torch.device("meta"):
         model = T5(t5_cfg)
     n = model.n_params()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
-    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer)
+    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, dtype, attention)
     print(f"""parameters       {n:,}  (vocabulary {t5_cfg.vocab_size:,})
 row              {plan.raw} raw tokens -> source {plan.source}, target {plan.target}, {plan.n_span} spans
 batch            {cfg.micro_batch_size} rows x {cfg.batch_size // cfg.micro_batch_size} micro-batches = {cfg.batch_size}
 run              {cfg.max_steps:,} steps, {cfg.max_steps * cfg.batch_size * plan.raw:,} raw tokens
 FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
-memory           about {memory / 1e9:.1f} GB in float32 at {cfg.micro_batch_size} rows""")
+memory           about {memory / 1e9:.1f} GB at {cfg.micro_batch_size} rows, {str(dtype)[6:]}, {attention} attention""")
 
 
 @dataclass
@@ -193,7 +205,7 @@ class Progress:
 def load_weights(path, model, settings, vocabulary_sha256):
     """Fill the model from another run's checkpoint, which must have the same sizes and vocabulary."""
     path = Path(path)
-    ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path)
+    ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path, CKPT_KEYS)
     for name in asdict(model.config):
         old, new = ckpt["settings"][name], settings[name]
         if name not in ("dropout", "init") and old != new:
@@ -203,20 +215,29 @@ def load_weights(path, model, settings, vocabulary_sha256):
     model.load_state_dict(ckpt["model"])
 
 
-def check_finite(losses, step):
-    """Stop at the first loss since the last check that is not a number; what is on the disk stays as it is."""
+def check_finite(step, losses, grad_norm, weight_norm):
+    """Stop at the first loss since the last check that is not a number, or after an update that has spoilt the weights
+    (an infinite gradient may come with a finite loss); what is on the disk stays as it is."""
     finite = torch.stack(losses).isfinite().tolist() if losses else []
+    bad = None
     if not all(finite):
         at = finite.index(False)
-        raise runtime.Stopped(f"loss is {float(losses[at])} at step {step - len(losses) + at}; the last good"
-                              f" checkpoint stays as it is. Try a lower learning_rate or a longer warm-up")
+        bad = f"loss is {float(losses[at])} at step {step - len(losses) + at}"
+    elif not math.isfinite(grad_norm) or not math.isfinite(weight_norm):
+        bad = f"gradient norm is {grad_norm} and weight norm {weight_norm} after the update of step {step - 1}"
+    if bad:
+        raise runtime.Stopped(f"{bad}; the last good checkpoint stays as it is."
+                              f" Try a lower learning_rate or a longer warm-up")
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
     files = config_files(argv)
-    out_dir = Path(cfg.out_dir or f"runs/{files[0].stem if files else 'train'}")
+    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'train'}")
+    device = runtime.pick_device(cfg.device)
+    dtype = runtime.pick_dtype(cfg.dtype, device)
+    attention = cfg.attention if cfg.attention != "auto" else "sdpa" if device.type == "cuda" else "eager"
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
 
     # data, and the vocabulary size that follows from it
@@ -231,11 +252,11 @@ def main(argv=None):
         raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
                          f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
     if cfg.dry_run:
-        return dry_run(cfg, optim_cfg, t5_cfg, plan)
+        return dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention)
     settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
     train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
-    held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * cfg.batch_size, meta["first_sentinel"])
+    held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * EVAL_ROWS, meta["first_sentinel"])
     floor = data.unigram_floor(train_tokens, held_out, meta["n_id"])
 
     # model and optimizer, new or from a checkpoint
@@ -246,18 +267,15 @@ def main(argv=None):
     if cfg.resume and not has_run:
         raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
                                 f" leave --resume out")
-    device = runtime.pick_device(cfg.device)
-    dtype = runtime.pick_dtype(cfg.dtype, device)
     autocast = runtime.autocast(device, dtype)
     torch.manual_seed(cfg.seed)
     model = T5(t5_cfg).to(device)
-    model.set_attention(("sdpa" if device.type == "cuda" else "eager") if cfg.attention == "auto"
-                        else cfg.attention)
+    model.set_attention(attention)
     model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     optimizer = make_optimizer(model, optim_cfg)
     at = Progress(losses=[])
     if cfg.resume:
-        ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt")
+        ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, meta, optim_cfg)
         model.load_state_dict(ckpt["model"])
         optimizer.load_state_dict(ckpt["optimizer"])
@@ -274,6 +292,10 @@ def main(argv=None):
 
     # the run's folder and first lines
     out_dir.mkdir(parents=True, exist_ok=True)
+    lock_file = open(out_dir / "lock", "w")
+    runtime.lock(lock_file, out_dir)
+    for old in out_dir.glob("*.tmp"):                   # what a kill while saving has left
+        old.unlink()
     if cfg.overwrite:
         for old in [*out_dir.glob("ckpt*.pt"), out_dir / "best.pt"]:
             old.unlink(missing_ok=True)
@@ -287,12 +309,18 @@ def main(argv=None):
           f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps")
     print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"
           f" held-out loss of {floor:.3f} (the floor)", flush=True)
+    if optim_cfg.schedule != "legacy" and optim_cfg.warmup_steps >= cfg.max_steps:
+        print(f"warning: with warmup_steps={optim_cfg.warmup_steps:,} and max_steps={cfg.max_steps:,} the learning rate"
+              f" never reaches its peak")
+    if cfg.resume:
+        print(f"resumed at step {at.step:,}", flush=True)
 
-    grad_norm, lr = torch.zeros(()), 0.0
+    grad_norm, weight_norm, lr = torch.zeros(()), 0.0, 0.0
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
-    with runtime.StopSignal() as stop:
+    with runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file:
         for step in range(at.step, cfg.max_steps + 1):      # the extra pass looks and saves, without an update
             done, new = step == cfg.max_steps, step > at.step
+            stopping = stop.received if not done else None
             due_log = new and (done or step % cfg.log_every == 0)
             due_eval = step != at.evaluated and (done or step == 0
                                                  or (cfg.eval_every and step % cfg.eval_every == 0))
@@ -301,14 +329,15 @@ def main(argv=None):
             at.step = step
 
             # look
-            if due_log or due_eval or due_save or stop.received:
-                check_finite(at.losses, step)
+            if due_log or due_eval or due_save or stopping:
+                weight_norm = runtime.weight_norm(model)
+                check_finite(step, at.losses, float(grad_norm), weight_norm)
                 elapsed = time.perf_counter() - t0
                 at.seconds += elapsed
             if due_log:
                 rate = n_timed / elapsed
                 line = {"step": step, "loss": float(torch.stack(at.losses).mean()), "lr": lr,
-                        "grad_norm": float(grad_norm), "weight_norm": runtime.weight_norm(model),
+                        "grad_norm": float(grad_norm), "weight_norm": weight_norm,
                         "tokens_per_s": rate * cfg.batch_size * (plan.source + plan.target),
                         "mfu": rate * flops / peak, "seconds": at.seconds}
                 at.losses.clear()
@@ -317,25 +346,26 @@ def main(argv=None):
                       f" grad {line['grad_norm']:.2f} | weights {line['weight_norm']:,.1f} | lr {lr:.2e} |"
                       f" {1 / rate:.2f} s/step | {line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} |"
                       f" ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
-            if due_eval and not stop.received:
+            if due_eval and not stopping:
                 result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
                 val_loss = result["val_loss"]
-                at.evaluated, improved, at.best = step, new and val_loss < at.best, min(at.best, val_loss)
+                check_finite(step, [torch.tensor(val_loss)], float(grad_norm), weight_norm)
+                at.evaluated, improved = step, new and val_loss < at.best
+                at.best = val_loss if improved else at.best
                 metrics.write(step=step, **result, seconds=at.seconds)
                 print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {val_loss:.4f} | floor {floor:.4f} |"
                       f" perplexity {math.exp(min(val_loss, 700)):,.1f} |"
                       f" accuracy {result['val_accuracy']:.1%}", flush=True)
-                check_finite([torch.tensor(val_loss)], step)
 
             # keep
-            if due_save or improved or stop.received:
+            if due_save or improved or stopping:
                 progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
                 content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
                            "progress": progress, "settings": settings, "data": data_identity(meta)}
                 runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
-            if stop.received and not done:
+            if stopping:
                 print(f"stopped at step {step:,}; go on with --resume=True")
-                return 128 + stop.received
+                return 128 + stopping
             if due_log or due_eval or due_save:
                 t0, n_timed = time.perf_counter(), 0
             if done:

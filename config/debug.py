@@ -12,5 +12,5 @@ n_layer = 2
 batch_size = 8
 max_steps = 20
 warmup_steps = 5
-eval_batches = 2
+eval_batches = 1
 log_every = 5

@@ -20,6 +20,6 @@ beta2 = 0.98
 batch_size = 16
 max_steps = 2_600
 eval_every = 650
-eval_batches = 16
+eval_batches = 2
 log_every = 100
 n_sample = 3

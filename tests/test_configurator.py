@@ -93,10 +93,14 @@ def test_later_wins(tmp_path):
     ("out_dir = 3", ["out_dir=3", "a str or None"]),
     ("a = (", ["c.py:1: SyntaxError"]),
     ("seed = 1\nbatch_size = 1 / 0", ["c.py:2: ZeroDivisionError"]),
+    ("seed = 1\nimport json\njson.loads('')", ["c.py:3: JSONDecodeError"]),
+    ("seed = 1\nraise SystemExit(0)", ["c.py:2: SystemExit"]),
+    ("seed = 1\0", ["c.py:1: "]),
+    ("seed = 1  # \udcff", ["c.py:1: UnicodeDecodeError"]),
 ])
 def test_slips_in_a_config_file_name_the_file(tmp_path, text, parts):
     path = tmp_path / "c.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError) as error:
         read(str(path))
     assert "c.py" in str(error.value) and all(part in str(error.value) for part in parts), error.value

@@ -181,14 +181,18 @@ def test_a_damaged_folder_is_refused_by_name(tmp_path):
         (folder / "meta.json").write_text(json.dumps(meta))
 
     refused(lambda m: m.update(format=99), "format 99")
-    refused(lambda m: m.update(dtype="uint8"), "do not fit uint8")
-    refused(lambda m: m.update(n_id=70_000), "70,000 ids do not fit uint16")
+    refused(lambda m: m.update(dtype="uint8"), "dtype uint8")
+    refused(lambda m: m.update(n_id=65_637), "do not go together")
+    refused(lambda m: m.update(first_sentinel=50), "do not go together")
+    refused(lambda m: m.update(n_id="x"), "cannot be used")
+    refused(lambda m: m.pop("n_id"), "KeyError: 'n_id'")
+    refused(lambda m: m["splits"].pop("val"), "KeyError: 'val'")
     refused(lambda m: m["splits"]["train"]["parts"][0].update(tokens=7), "has 2,000 bytes")
     refused(lambda m: m["splits"]["val"]["parts"][0].update(name="gone.bin"), "gone.bin is missing")
     refused(lambda m: m.update(vocabulary_sha256="0"), "sha256 differs")
-    refused(lambda m: m.pop("dtype"), "not a meta.json")
+    refused(lambda m: m.pop("dtype"), "cannot be used")
     (folder / "meta.json").write_text("{")
-    with pytest.raises(ValueError, match=r"not a meta\.json"):
+    with pytest.raises(ValueError, match=r"meta\.json cannot be used"):
         data.read_meta(folder)
     with pytest.raises(FileNotFoundError, match=r"prepare\.py"):
         data.read_meta(tmp_path / "nothing")

@@ -1,10 +1,15 @@
 """The tree itself: who imports whom, and that every config loads."""
 import ast
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+import bench
+import prepare
+import sources
 import train
 from configurator import configure
 
@@ -52,6 +57,19 @@ def test_every_config_loads_and_says_how_to_run_it(name):
     assert head[0].startswith(f"# config/{name}: ")
     words = [line.split()[1] for line in head[1:] if line.startswith("# ")]
     assert [word for word in words if word in ("run", "needs", "gives")] == ["run", "needs", "gives"]
+
+
+README = re.findall(r"(?:^    |&& )python (\w+)\.py (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+
+
+@pytest.mark.parametrize("script, arguments", README)
+def test_every_command_of_the_readme_is_understood(script, arguments):
+    """Its config files are there and its settings exist, with values of their types."""
+    classes = {"train": (train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config),
+               "prepare": (prepare.PrepareConfig, sources.SourceConfig),
+               "bench": (bench.BenchConfig, train.DataConfig, train.OptimConfig, train.T5Config)}
+    argv = [str(ROOT / a) if a.endswith(".py") else a for a in shlex.split(arguments, comments=True)]
+    assert argv and configure(*classes[script], argv=argv)
 
 
 def test_the_papers_default_is_nanot5s():
