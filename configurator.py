@@ -67,7 +67,7 @@ def run_file(path):
         exec(compile(Path(path).read_text(encoding="utf-8"), str(path), "exec"), space)
     except (Exception, SystemExit) as error:
         lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        line = (error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None) or 1
         raise ValueError(f"{path}:{line}: {type(error).__name__}: {error}") from None
     own = (types.ModuleType, types.FunctionType, type)
     return {k: v for k, v in space.items() if not k.startswith("_") and not isinstance(v, own)}
