@@ -1,6 +1,6 @@
 # config/nanot5_base.py: the nanoT5 paper's default run exactly (arXiv 2309.02373), its initialisation too
 # run    python train.py config/nanot5_base.py
-# needs  data/c4 (python prepare.py --source=c4 --n_tokens=5e9 --out_dir=data/c4) and a GPU (the paper's: one A100, 80 GB)
+# needs  data/c4 (python prepare.py --source=c4 --n_tokens=5e9 --out_dir=data/c4); one A100 of 80 GB in the paper
 # gives  not run yet; the paper reports a held-out loss of 1.953
 d_model = 768
 d_ff = 2048
