@@ -4,6 +4,7 @@ import ctypes
 import functools
 import json
 import linecache
+import math
 import os
 import platform
 import re
@@ -115,22 +116,23 @@ PEAK = {"A100": 312e12, "A10G": 70e12, "H100 PCIe": 756e12, "H100": 989e12, "H20
 
 @functools.cache
 def peak_flops(device, dtype):
-    """FLOP/s that a share is taken of (MFU): the data sheet's for a known GPU in bfloat16, else the best of a few
-    square matrix products timed now (about a second on a CPU)."""
+    """FLOP/s that a share is taken of (MFU): the data sheet's for a known GPU in bfloat16, else the best of large
+    square matrix products timed now for a second or two."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)
         for known, peak in PEAK.items():
             if re.search(rf"\b{known}\b", name):
                 return peak
-    n = 2048 if device.type == "cpu" else 8192
-    a, best = torch.randn(n, n, device=device, dtype=dtype), 0.0
-    for _ in range(4):
+    n = 3072 if device.type == "cpu" else 8192
+    a, best, start = torch.randn(n, n, device=device, dtype=dtype), math.inf, time.perf_counter()
+    out = torch.empty_like(a)
+    while time.perf_counter() - start < 1.5:
         synchronize(device)
         t0 = time.perf_counter()
-        a @ a
+        torch.mm(a, a, out=out)
         synchronize(device)
-        best = max(best, 2 * n ** 3 / (time.perf_counter() - t0))
-    return best
+        best = min(best, time.perf_counter() - t0)
+    return 2 * n ** 3 / best
 
 
 def synchronize(device):

@@ -292,7 +292,7 @@ def main(argv=None):
 
     # the run's folder and first lines
     out_dir.mkdir(parents=True, exist_ok=True)
-    lock_file = open(out_dir / "lock", "w")
+    lock_file = open(out_dir / ".lock", "w")
     runtime.lock(lock_file, out_dir)
     for old in out_dir.glob("*.tmp"):                   # what a kill while saving has left
         old.unlink()

@@ -275,7 +275,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 def test_two_runs_do_not_share_a_folder(corpus, tmp_path):
     fcntl = pytest.importorskip("fcntl")
-    with open(tmp_path / "lock", "w") as file:
+    with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="is in use by another process"):
             run(corpus, tmp_path, "--max_steps=1")
