@@ -73,7 +73,7 @@ def find_shards(cfg, out_dir):
             raise ValueError(f"{path}: this kind of file is not read; there are {', '.join(KINDS)} and .gz of them")
         return [Shard(path.name, str(path), kind_of(path), False, path.stat().st_size)]    # whatever its name says
     if not path.is_dir():
-        if cfg.source != "c4" and (kind_of(cfg.source) or not re.fullmatch(r"[\w.-]+/[\w.-]+", cfg.source)):
+        if cfg.source != "c4" and (kind_of(cfg.source) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", cfg.source)):
             raise FileNotFoundError(f"source {cfg.source} is no file or folder here; a data set on the Hub is named"
                                     f" OWNER/NAME")
         return hub_shards(cfg)
