@@ -141,10 +141,12 @@ def get_vocabulary(cfg, source_cfg, out_dir, shards):
     if cfg.vocab and Path(cfg.vocab).expanduser().exists():
         path = Path(cfg.vocab).expanduser()
         path = path / VOCABULARY if path.is_dir() else path
+    elif cfg.vocab:
+        path = hub_vocabulary(cfg.vocab)
     elif begun and (out_dir / VOCABULARY).exists():
         path = out_dir / VOCABULARY
-    elif cfg.vocab or (source_cfg.source == "c4" and not cfg.vocab_size):
-        path = hub_vocabulary(cfg.vocab or T5_VOCABULARY)
+    elif source_cfg.source == "c4" and not cfg.vocab_size:
+        path = hub_vocabulary(T5_VOCABULARY)
     elif cfg.shards:
         raise ValueError("with --shards every machine needs the same vocabulary: make it once with"
                          " --vocab_only=True and give it with --vocab")
