@@ -184,7 +184,10 @@ def read_meta(data_dir):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing but named in {path}; {ANEW}")
         size, wanted = file.stat().st_size, tokens * dtype.itemsize
-        if size != wanted:
+        if size > wanted:
+            raise ValueError(f"{file} has {size:,} bytes, {path} says {wanted:,}: its preparation still runs or was"
+                             f" stopped; start the same prepare.py command again")
+        if size < wanted:
             raise ValueError(f"{file} has {size:,} bytes, {path} says {wanted:,}; {ANEW}")
     if not vocabulary.is_file():
         raise FileNotFoundError(f"{vocabulary} is missing; copy the vocabulary that the tokens were made with there")

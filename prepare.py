@@ -11,6 +11,7 @@ One process reads the source and cuts it into blocks; the others parse and token
 them in order. Every input file ("shard") has one output file a split and one progress file, which says how many
 blocks of it are safely on disk; after a stop the output is cut back to that and the reading goes on from there.
 """
+import contextlib
 import hashlib
 import io
 import itertools
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +47,12 @@ class PrepareConfig:
     vocab: str | None = None        # SentencePiece file, folder or Hub name; None: T5's for c4, else trained here
     vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 or what the text supports
     vocab_only: bool = False        # stop once the vocabulary is there
-    n_tokens: int | None = None     # stop after about so many training tokens, reading on when it is raised
+    n_tokens: int | None = None     # stop after about so many training tokens of this call's files; may be raised later
     n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
     val_share: float = 0.01         # share of documents held out, by their content, if there are no validation files
     shards: str | None = None       # FIRST:END of the source's files, to split the work over machines
     n_proc: int = 0                 # worker processes; 0: one a core
-    skip_bad: bool = False          # count and report lines that cannot be read, instead of stopping
+    skip_bad: bool = False          # count and report lines and files that cannot be read, instead of stopping
     seed: int = 0                   # of the choice of held-out documents
     overwrite: bool = False         # start anew although out_dir was prepared with other settings
 
@@ -67,6 +69,8 @@ class PrepareConfig:
             raise ValueError(f"n_proc={self.n_proc} must not be negative")
         if self.n_tokens is not None and self.n_tokens < 1:
             raise ValueError(f"n_tokens={self.n_tokens} must be at least 1")
+        if self.shards and self.overwrite:
+            raise ValueError("overwrite=True would delete the other shards too; leave out --shards or --overwrite")
         if self.shards and not re.fullmatch(r"\d*:\d*", self.shards):
             raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
 
@@ -136,7 +140,8 @@ class Encoder:
 # --- vocabulary ------------------------------------------------------------------------------------------------------
 
 def get_vocabulary(cfg, source_cfg, out_dir, shards):
-    """The bytes of a SentencePiece model: that of a folder begun before, a copy, one from the Hub, or one trained."""
+    """The bytes of a SentencePiece model, the first that applies of: the file, folder or Hub name that --vocab gives,
+    that of a folder begun before, T5's own for C4, one trained on the source."""
     begun = (out_dir / "progress" / "source.json").exists() and not cfg.overwrite
     if cfg.vocab and Path(cfg.vocab).expanduser().exists():
         path = Path(cfg.vocab).expanduser()
@@ -153,15 +158,20 @@ def get_vocabulary(cfg, source_cfg, out_dir, shards):
     else:
         return train_vocabulary(cfg, source_cfg, shards)
     vocabulary = load_vocabulary(path)
+    check_layout(vocabulary, path)
+    if cfg.vocab_size and vocabulary.get_piece_size() != cfg.vocab_size:
+        raise ValueError(f"{out_dir} was begun with a vocabulary of {vocabulary.get_piece_size()} pieces, now"
+                         f" vocab_size={cfg.vocab_size}; use another --out_dir, or --overwrite=True")
+    return path.read_bytes()
+
+
+def check_layout(vocabulary, path):
+    """Refuse a vocabulary whose control pieces or sentinels stand elsewhere than T5's."""
     ids = vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()
     if ids != (0, 1, 2):
         raise ValueError(f"vocabulary {path}: T5 needs pad 0, eos 1, unk 2, but it has pad {ids[0]}, eos {ids[1]},"
                          f" unk {ids[2]}")
-    if cfg.vocab_size and vocabulary.get_piece_size() != cfg.vocab_size:
-        raise ValueError(f"{out_dir} was begun with a vocabulary of {vocabulary.get_piece_size()} pieces, now"
-                         f" vocab_size={cfg.vocab_size}; use another --out_dir, or --overwrite=True")
     sentinels(vocabulary)
-    return path.read_bytes()
 
 
 def hub_vocabulary(name):
@@ -212,8 +222,8 @@ def train_vocabulary(cfg, source_cfg, shards, sample=10_000_000):
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type="unigram", pad_id=0,
-            eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=cfg.vocab_size is not None, num_threads=os.cpu_count(),
-            minloglevel=2)
+            eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=cfg.vocab_size is not None, minloglevel=2,
+            num_threads=16)                                     # the pieces depend on it: the same on every machine
     except RuntimeError as error:
         most, least = re.search(r"value <= (\d+)", str(error)), re.search(r"required_chars.*?\d+ vs (\d+)", str(error))
         raise ValueError(f"vocab_size={size} is more than the text supports; at most {most[1]}" if most else
@@ -243,13 +253,23 @@ def token_dtype(n_id):
 # --- writing: shards, progress, meta.json ----------------------------------------------------------------------------
 
 def write_atomically(path, write):
-    from runtime import write_atomically as call  # not at the top: it brings torch, which no worker needs
+    from runtime import write_atomically as call  # not at the top: it brings torch, which the workers do not need
     call(path, write)
 
 
 def write_json(path, content):
     from runtime import write_json as call
     call(path, content)
+
+
+@contextlib.contextmanager
+def hold(path, out_dir, **how):
+    """Hold a lock file of out_dir while the block runs."""
+    from runtime import lock
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        lock(file, out_dir, **how)
+        yield
 
 
 def refuse(bad, skip_bad):
@@ -270,7 +290,8 @@ def check_same_source(out_dir, record):
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else record
     for name, now in record.items():
         if old.get(name) != now:
-            what = "other files, or files of other sizes" if name == "files" else f"{name}={old.get(name)}, now {now}"
+            what = {"files": "other files, or files of other sizes", "vocabulary_sha256": "another vocabulary"}.get(
+                name, f"{name}={old.get(name)}, now {now}")
             raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or --overwrite=True")
 
 
@@ -303,12 +324,11 @@ class ShardWriter:
     def open(self):
         from runtime import lock
         for split, path in self.paths.items():
-            self.files[split] = open(path, "r+b" if path.exists() else "w+b")
+            self.files[split] = open(path, "ab")
             lock(self.files[split], path)
-        self.load()                                             # nobody else writes any more
+        self.load()                                             # again: nobody else writes any more
         for split, file in self.files.items():
             file.truncate(self.sizes[split])                    # what came after the last commit is done again
-            file.seek(0, io.SEEK_END)
 
     def add(self, blobs, counts, bad):
         for split, blob in blobs.items():
@@ -371,29 +391,32 @@ def main(argv=None):
         raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {source_cfg.source}")
     vocabulary = get_vocabulary(cfg, source_cfg, out_dir, shards)
     record = source_record(cfg, source_cfg, shards, vocabulary)
-    if cfg.overwrite:
-        for file in [out_dir / "meta.json", *out_dir.glob("progress/*.json"), *out_dir.glob("*.bin")]:
-            file.unlink(missing_ok=True)
-    check_same_source(out_dir, record)
-    (out_dir / "progress").mkdir(parents=True, exist_ok=True)
-    write_atomically(out_dir / VOCABULARY, lambda file: file.write(vocabulary))
-    write_json(out_dir / "progress" / "source.json", record)
-    if cfg.vocab_only:
-        print(f"{out_dir / VOCABULARY} is ready")
-        return 0
-    made_from = hashlib.sha256(json.dumps(record).encode()).hexdigest()
-    writers = [(ShardWriter(out_dir, number, made_from), shard) for number, shard in mine]
-    settings = dict(source_cfg=source_cfg, dtype=token_dtype(sentinels(load_vocabulary(out_dir / VOCABULARY))[1]),
-                    seed=cfg.seed, val_share=0.0 if held_out else cfg.val_share)
-    tokenize(cfg, out_dir, writers, settings)
-    meta = write_meta(source_cfg.source, out_dir, made_from, len(shards))
-    report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], time.time() - t0)
+    with hold(out_dir / "progress" / "lock", out_dir, shared=not cfg.overwrite):
+        if cfg.overwrite:
+            for file in [out_dir / "meta.json", *out_dir.glob("progress/*.json"), *out_dir.glob("*.bin")]:
+                file.unlink(missing_ok=True)
+        check_same_source(out_dir, record)
+        write_atomically(out_dir / VOCABULARY, lambda file: file.write(vocabulary))
+        write_json(out_dir / "progress" / "source.json", record)
+        if cfg.vocab_only:
+            print(f"{out_dir / VOCABULARY} is ready")
+            return 0
+        made_from = hashlib.sha256(json.dumps(record).encode()).hexdigest()
+        writers = [(ShardWriter(out_dir, number, made_from), shard) for number, shard in mine]
+        settings = dict(source_cfg=source_cfg, dtype=token_dtype(sentinels(load_vocabulary(out_dir / VOCABULARY))[1]),
+                        seed=cfg.seed, val_share=0.0 if held_out else cfg.val_share)
+        tokenize(cfg, out_dir, writers, settings)
+        with hold(out_dir / "progress" / "meta_lock", out_dir, wait=True):      # other shards may end at this moment
+            meta = write_meta(source_cfg.source, out_dir, made_from, len(shards))
+    lacking = [s for number, s in enumerate(shards) if not (out_dir / "progress" / f"{number:05d}.json").exists()]
+    report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], lacking, time.time() - t0)
     return 0
 
 
 def tokenize(cfg, out_dir, writers, settings):
     """Tokenize shards into out_dir, (writer, shard) pairs, from wherever an earlier call stopped."""
     total = {split: sum(w.counts[f"{split}_tokens"] for w, s in writers) for split in ("train", "val")}
+    limits = {"train": cfg.n_tokens, "val": cfg.n_val_tokens}
     n_proc = cfg.n_proc or os.cpu_count()
     by_tokens = cfg.n_tokens is not None
     bar = progress(desc=str(out_dir), total=cfg.n_tokens if by_tokens else sum(s.size for _, s in writers),
@@ -402,46 +425,59 @@ def tokenize(cfg, out_dir, writers, settings):
     t0, text = time.time(), 0
     pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), start_worker,
                                (str(out_dir / VOCABULARY), settings))
+
+    def full(shard):
+        split = "val" if shard.is_val else "train"
+        return limits[split] is not None and total[split] >= limits[split]
+
     try:
         for writer, shard in writers:
-            if writer.complete:
-                continue
-            full = (lambda: total["val"] >= cfg.n_val_tokens) if shard.is_val else \
-                   (lambda: by_tokens and total["train"] >= cfg.n_tokens)
-            if full():
+            if writer.complete or full(shard):
                 continue
             writer.open()
-            waiting, blocks, at = deque(), read_blocks(shard, settings["source_cfg"], writer.blocks), 0
-            while True:
-                while len(waiting) < 3 * n_proc and (block := next(blocks, None)) is not None:
-                    waiting.append((pool.submit(work, block, shard.is_val), block.at))
-                    del block
-                if not waiting or full():
-                    break
-                future, now = waiting.popleft()
-                blobs, counts, bad = future.result()
+            blocks, read_bytes, exhausted = read_blocks(shard, settings["source_cfg"], writer.blocks), 0, True
+            for now, blobs, counts, bad in in_order(pool, blocks, shard.is_val, ahead=3 * n_proc):
                 if bad and not cfg.skip_bad:
-                    writer.commit()
-                refuse(bad, cfg.skip_bad)
+                    writer.commit()                     # so that --skip_bad=True goes on from here
+                    refuse(bad, cfg.skip_bad)
                 writer.add(blobs, counts, bad)
                 for split in total:
                     total[split] += counts[f"{split}_tokens"]
                 text += counts["bytes"]
-                bar.update(counts["train_tokens"] if by_tokens else now - at)
-                at = now
+                bar.update(counts["train_tokens"] if by_tokens else now - read_bytes)
+                read_bytes = now
                 rate = text / 1e6 / (time.time() - t0)
                 bar.set_postfix_str(f"{sum(total.values()):,} tokens, {rate:.1f} MB/s of text", refresh=False)
                 if writer.blocks % COMMIT == 0:
                     writer.commit()
-            writer.commit(complete=not waiting)
+                if full(shard):
+                    exhausted = False                   # or not known: another call looks
+                    break
+            writer.commit(complete=exhausted)
             writer.close()
+    except BrokenProcessPool:
+        raise OSError("a worker process was ended from outside (out of memory?); start the same command again to go on,"
+                      " or with a smaller --n_proc") from None
     finally:
         bar.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def report(cfg, out_dir, meta, bad, seconds):
-    """Print what was made, and what to do about what is odd."""
+def in_order(pool, blocks, is_val, ahead):
+    """Yield (bytes of the file read, ids, counts, bad lines) of each block in order, while workers do the next ones."""
+    waiting = deque()
+    while True:
+        while len(waiting) < ahead and (block := next(blocks, None)) is not None:
+            waiting.append((block.read_bytes, pool.submit(work, block, is_val)))
+            del block                                   # or the last one stays in memory
+        if not waiting:
+            return
+        read_bytes, future = waiting.popleft()
+        yield read_bytes, *future.result()
+
+
+def report(cfg, out_dir, meta, bad, lacking, seconds):
+    """Print what was made, and what to do about what is odd; `lacking` are the shards that are not in the folder."""
     train, val = meta["splits"]["train"], meta["splits"]["val"]
     size = sum(f.stat().st_size for f in out_dir.glob("*.bin"))
     print(f"{out_dir}: {train['documents'] + val['documents']:,} documents, {train['tokens']:,} training tokens and"
@@ -452,15 +488,16 @@ def report(cfg, out_dir, meta, bad, seconds):
         print("\n".join(f"  {line}" for line in bad[:20]))
     if meta["empty_documents"]:
         print(f"left out: {meta['empty_documents']:,} documents without text")
-    if meta["shards"] < meta["shards_of_source"] and not cfg.n_tokens:
-        print(f"{meta['shards']} of the source's {meta['shards_of_source']} files are in this folder; run the others"
+    if cfg.shards and lacking:
+        print(f"{len(lacking)} of the source's {meta['shards_of_source']} files are not in this folder; run the others"
               f" with --shards here, or copy their .bin and progress files here and run once more")
     if meta["unknown_share"] > 0.01:
         print("more than 1 % of the tokens are unknown pieces: this vocabulary does not fit the text")
     for split, n in (("training", train["tokens"]), ("held-out", val["tokens"])):
         if not n:
             print(f"there are no {split} tokens; train.py needs some"
-                  + (" (a larger --val_share, with --overwrite=True)" if split == "held-out" else ""))
+                  + (" (more --n_val_tokens; without validation files a larger --val_share, with --overwrite=True)"
+                     if split == "held-out" else ""))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Stopped(Exception):
 def run(main):
     """Call main() and turn the user's slips into one line and exit code 2.
 
-    A ValueError that our own `raise` made and any OSError are messages to the user. Everything else is a fault of the
-    code and keeps its traceback. Ctrl-C: exit code 130.
+    A ValueError that our own `raise` made and any OSError are messages to the user. Everything else, int("x") too, is a
+    fault of the code and keeps its traceback. Ctrl-C: exit code 130.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")    # a console without a letter shows "?" and the run goes on
@@ -164,8 +164,10 @@ def write_atomically(path, write):
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except (OSError, RuntimeError) as error:                    # RuntimeError: what torch.save makes of a full disk
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):      # RuntimeError: what torch.save makes of a full disk
+            raise
         raise OSError(f"{path} cannot be written: {first_line(error)}") from None
     if os.name == "posix":                  # the rename itself reaches the disk with its folder
         folder = os.open(path.parent, os.O_RDONLY)
@@ -173,11 +175,12 @@ def write_atomically(path, write):
         os.close(folder)
 
 
-def lock(file, name):
-    """Hold an open file for this process alone; ValueError if another process holds it."""
+def lock(file, name, shared=False, wait=False):
+    """Hold an open file until it is closed: alone, or `shared` with others who share it. If somebody else holds it,
+    ValueError, or `wait`."""
     try:
         import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise ValueError(f"{name} is in use by another process; wait for it, or write to another --out_dir") from None
     except (ImportError, OSError):
@@ -195,10 +198,11 @@ def save_checkpoint(out_dir, content, keep=1, best=False):
     """
     out_dir = Path(out_dir)
     path = out_dir / "ckpt.pt"
-    written = out_dir / "best.pt" if best else path
-    write_atomically(written, lambda file: torch.save(content, file))
-    if best:
-        link(written, path)                 # after best.pt: a run that goes on from ckpt.pt has the best it speaks of
+    if best:        # first best.pt, then ckpt.pt: after a kill between them the run evaluates this step once more
+        write_atomically(out_dir / "best.pt", lambda file: torch.save(content, file))
+        link(out_dir / "best.pt", path)
+    else:
+        write_atomically(path, lambda file: torch.save(content, file))
     if keep > 1:
         link(path, out_dir / f"ckpt-{content['step']:08d}.pt")
         for old in sorted(out_dir.glob("ckpt-*.pt"))[:-keep]:

@@ -171,7 +171,7 @@ def progress(iterable=None, **options):
 # --- reading: a shard as blocks --------------------------------------------------------------------------------------
 
 class Damaged(Exception):
-    """What is wrong with a file as a whole, or from some place on."""
+    """What is wrong with a document, or with a file from some place on."""
 
 
 @dataclass
@@ -179,8 +179,8 @@ class Block:
     """Work for one worker: whole documents of one shard, not parsed yet."""
     shard: str
     kind: str                       # text, json or parquet
-    items: list                     # (number, item): first line or row, from 1; bytes, or a parquet row that is no text
-    at: int                         # bytes of the stored file read so far
+    items: list                     # (number of the first line or row, from 1; bytes, no text at all, or Damaged)
+    read_bytes: int                 # of the stored file so far
     bad: list                       # what is wrong with the file behind these documents: nothing, or one str
 
 
@@ -198,8 +198,6 @@ def read_blocks(shard, cfg, skip=0):
                     done, attempt = number + 1, 0
                     yield block
             return
-        except ValueError:                                      # ours: the content, not the transport
-            raise
         except Exception as error:
             if not remote:
                 raise
@@ -211,73 +209,85 @@ def read_blocks(shard, cfg, skip=0):
 
 
 def open_blocks(shard, cfg, last_try=True):
+    """Yield the blocks of a shard once. What breaks the reading is raised, so that it can be tried again; on the last
+    try a damaged file ends in a block that tells so, and only a broken connection is raised."""
     import gzip
-
-    import fsspec
-    with fsspec.open(shard.path, "rb") as raw:
+    remote = "://" in shard.path
+    if remote:
+        import fsspec
+        opened = fsspec.open(shard.path, "rb")
+    else:
+        opened = open(shard.path, "rb")
+    with opened as raw:
         if shard.kind == "parquet":
-            found = parquet_rows(shard.path, raw, cfg.text_key)
+            found = parquet_rows(raw, cfg.text_key)
         else:
-            found = pieces(shard, gzip.GzipFile(fileobj=raw) if shard.path.lower().endswith(".gz") else raw,
-                           cfg.sample_by)
+            file = gzip.GzipFile(fileobj=raw) if shard.path.lower().endswith(".gz") else raw
+            found = pieces(file, "line" if shard.kind == "json" else cfg.sample_by)
         items, size, bad = [], 0, []
         try:
             for number, item in found:
                 items.append((number, item))
-                size += len(item) if isinstance(item, bytes) else 0
+                size += len(item) if isinstance(item, bytes) else 64
                 if size >= BLOCK:
                     yield Block(shard.path, shard.kind, items, raw.tell(), [])
                     items, size = [], 0
-        except (Damaged, EOFError, zlib.error, OSError) as error:
-            transport = "://" in shard.path and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile)
-            if transport or not last_try:
+        except Damaged as error:                                # certain: no other try would find it whole
+            bad = [f"{shard.path}: {error}"]
+        except (EOFError, zlib.error, OSError) as error:
+            broken_connection = remote and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile)
+            if broken_connection or not last_try:
                 raise
-            bad = [str(error) if isinstance(error, Damaged) else
-                   f"{shard.path}: the file is cut off, damaged or cannot be read ({first_line(error)})"]
+            bad = [f"{shard.path}: the file is cut off, damaged or cannot be read ({first_line(error)})"]
         if items or bad:
             yield Block(shard.path, shard.kind, items, raw.tell(), bad)
 
 
-def pieces(shard, file, sample_by):
-    """(number of the first line, bytes) of each document of a file of lines."""
-    if shard.kind == "json":
-        sample_by = "line"
-    first, lines, size = 1, [], 0
-    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
-        lines.append(line)
-        size += len(line)
-        if size > LONGEST:
-            hint = f" or try another --sample_by than {sample_by}" if shard.kind == "text" else ""
-            raise ValueError(f"{shard.path}:{first}: a document of more than {LONGEST >> 20} MB; split it{hint}")
-        if sample_by == "line" or (sample_by == "paragraph" and not line.strip()):
+def pieces(file, sample_by):
+    """(number of the first line, bytes) of each document of a file of lines; Damaged in place of one over LONGEST."""
+    lines, size, first, number, ended = [], 0, 1, 1, True
+    while True:
+        line = file.readline(LONGEST + 1)                       # b"" at the end; the rest of a longer line comes next
+        between = sample_by == "paragraph" and ended and not line.strip()
+        ended = line.endswith(b"\n")
+        if not between:
+            size += len(line)
+            if size > LONGEST:
+                lines.clear()
+            else:
+                lines.append(line)
+        number += ended
+        if not line or between or (sample_by == "line" and ended):
             content = b"".join(lines).rstrip(b"\r\n")
-            if content.strip():
+            if size > LONGEST:
+                yield first, Damaged(f"a document of more than {LONGEST >> 20} MB; split it, or see --sample_by")
+            elif content.strip():
                 yield first, content
-            first, lines, size = number + 1, [], 0
-    content = b"".join(lines).rstrip(b"\r\n")
-    if content.strip():
-        yield first, content
+            lines, size, first = [], 0, number
+        if not line:
+            return
 
 
-def parquet_rows(path, raw, text_key):
+def parquet_rows(raw, text_key):
     """(number of the row, bytes of its text) of a Parquet file; what is no text stays as it is."""
     import pyarrow
     import pyarrow.parquet
     try:
         file = pyarrow.parquet.ParquetFile(raw)
+        if text_key not in file.schema_arrow.names:
+            raise Damaged(f"no column {text_key!r}; it has {', '.join(file.schema_arrow.names)}: give --text_key")
+        number = 0
+        for batch in file.iter_batches(batch_size=256, columns=[text_key]):
+            column = batch.column(0)
+            if pyarrow.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            if column.type in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
+                column = column.cast(pyarrow.binary() if column.type == pyarrow.string() else pyarrow.large_binary())
+            for item in column.to_pylist():                     # bytes: the worker decodes them and can name a bad row
+                number += 1
+                yield number, item
     except pyarrow.ArrowInvalid as error:
-        raise Damaged(f"{path} is not a Parquet file ({first_line(error)})") from None
-    if text_key not in file.schema_arrow.names:
-        raise Damaged(f"{path} has no column {text_key!r}; it has {', '.join(file.schema_arrow.names)}:"
-                      f" give --text_key")
-    number = 0
-    for batch in file.iter_batches(batch_size=256, columns=[text_key]):
-        column = batch.column(0)
-        if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
-            column = column.cast(pyarrow.large_binary())        # decoded by the worker, which can name a bad row
-        for item in column.to_pylist():
-            number += 1
-            yield number, item
+        raise Damaged(f"not a Parquet file, or damaged ({first_line(error)})") from None
 
 
 def documents_of(block, cfg):
@@ -285,6 +295,8 @@ def documents_of(block, cfg):
     documents, bad = [], []
     for number, item in block.items:
         try:
+            if isinstance(item, Damaged):
+                raise ValueError(str(item))
             if block.kind == "json":
                 row = json.loads(item)
                 if not isinstance(row, dict):

@@ -36,7 +36,7 @@ class TrainConfig:
     gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
     eval_every: int = 2_000         # optimizer steps; 0: only before the first and after the last
     eval_batches: int = 32          # held-out batches of 128 rows, whatever batch_size is
-    save_every: int = 1_000         # optimizer steps; 0: only after the last one
+    save_every: int = 1_000         # optimizer steps; 0: only after the last one and at a new best held-out loss
     log_every: int = 100            # optimizer steps
     keep: int = 1                   # last checkpoints kept, beside the best one
     resume: bool = False            # go on from out_dir/ckpt.pt
@@ -125,8 +125,7 @@ def evaluate(model, rows, micro_batch_size, device, autocast):
     """Loss and token accuracy on held-out rows, a dict of val_loss (nats per target token) and val_accuracy."""
     was_training = model.training
     model.eval()
-    loss = correct = torch.zeros((), device=device)
-    n_token = 0
+    loss, correct, n_token = torch.zeros((), device=device), torch.zeros((), device=device), 0
     for lo in range(0, rows.batch_size, micro_batch_size):
         source, target = (torch.from_numpy(a).to(device) for a in rows.rows(0, lo, min(lo + micro_batch_size,
                                                                                      rows.batch_size)))
@@ -294,19 +293,23 @@ def main(argv=None):
     out_dir.mkdir(parents=True, exist_ok=True)
     lock_file = open(out_dir / ".lock", "w")
     runtime.lock(lock_file, out_dir)
+    metrics = runtime.Metrics(out_dir, at.step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
     for old in out_dir.glob("*.tmp"):                   # what a kill while saving has left
         old.unlink()
+    for old in out_dir.glob("ckpt-*.pt"):               # of steps that this run has not made yet
+        if cfg.overwrite or int(old.stem[5:]) > at.step:
+            old.unlink()
     if cfg.overwrite:
-        for old in [*out_dir.glob("ckpt*.pt"), out_dir / "best.pt"]:
-            old.unlink(missing_ok=True)
-    metrics = runtime.Metrics(out_dir, at.step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
+        for name in ("ckpt.pt", "best.pt"):
+            (out_dir / name).unlink(missing_ok=True)
     runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     n_micro = cfg.batch_size // cfg.micro_batch_size
     flops, peak = model.flops(cfg.batch_size, plan.source, plan.target), runtime.peak_flops(device, dtype)
     print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
           f" {str(dtype)[6:]}{', compiled' if compiled else ''}, dropout {t5_cfg.dropout}")
     print(f"batch {cfg.micro_batch_size} rows x {n_micro} micro-batches = {cfg.batch_size} rows of"
-          f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps")
+          f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps;"
+          f" {held_out.batch_size:,} held-out rows")
     print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"
           f" held-out loss of {floor:.3f} (the floor)", flush=True)
     if optim_cfg.schedule != "legacy" and optim_cfg.warmup_steps >= cfg.max_steps:
@@ -319,6 +322,7 @@ def main(argv=None):
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
     with runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file:
         for step in range(at.step, cfg.max_steps + 1):      # the extra pass looks and saves, without an update
+            # the first pass of a resumed run has logged and saved already, but may owe an evaluation
             done, new = step == cfg.max_steps, step > at.step
             stopping = stop.received if not done else None
             due_log = new and (done or step % cfg.log_every == 0)
@@ -350,7 +354,7 @@ def main(argv=None):
                 result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
                 val_loss = result["val_loss"]
                 check_finite(step, [torch.tensor(val_loss)], float(grad_norm), weight_norm)
-                at.evaluated, improved = step, new and val_loss < at.best
+                at.evaluated, improved = step, step > 0 and val_loss < at.best
                 at.best = val_loss if improved else at.best
                 metrics.write(step=step, **result, seconds=at.seconds)
                 print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {val_loss:.4f} | floor {floor:.4f} |"

@@ -1,6 +1,8 @@
 """Text to token files: sources, vocabulary, stops, damage."""
 import gzip
+import hashlib
 import io
+import json
 import os
 import random
 import shutil
@@ -145,7 +147,7 @@ def test_bad_lines_are_named_or_counted(tmp_path, corpus, capsys):
 @pytest.mark.parametrize("content, name, part", [
     (gzip.compress(b'{"text": "a"}\n' * 9999)[:60], "a.jsonl.gz", "cut off, damaged"),
     (b"no gzip at all", "a.jsonl.gz", "a.jsonl.gz"),
-    (b"PAR1 not really", "a.parquet", "not a Parquet file"),
+    (b"PAR1 not really", "a.parquet", "not a Parquet file, or damaged"),
     (b"x", "a.pdf", "this kind of file is not read"),
     (b"", "a.txt", "no text to train a vocabulary on"),
 ])
@@ -174,7 +176,7 @@ def test_a_damaged_file_among_others_can_be_left_out(tmp_path, corpus):
 
 def test_a_missing_column_and_an_empty_folder_are_named(tmp_path, corpus):
     write_parquet(tmp_path / "a.parquet", ["x"])
-    with pytest.raises(ValueError, match="no column 'body'; it has text, n"):
+    with pytest.raises(ValueError, match=r"a\.parquet: no column 'body'; it has text, n"):
         make(tmp_path / "a.parquet", tmp_path / "out", f"--vocab={corpus}", "--text_key=body")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no"):
@@ -352,6 +354,42 @@ def test_a_part_that_another_process_writes_is_refused(tmp_path, corpus):
         with pytest.raises(ValueError, match=r"train-00001\.bin is in use by another process"):
             make(source, tmp_path / "out", f"--vocab={corpus}")
     make(source, tmp_path / "out", f"--vocab={corpus}")
+
+
+def test_a_writer_made_before_another_ended_takes_up_what_that_one_wrote(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}", "--n_tokens=1")
+    record = (tmp_path / "out" / "progress" / "source.json").read_text()
+    made_from = hashlib.sha256(json.dumps(json.loads(record)).encode()).hexdigest()
+    early = prepare.ShardWriter(tmp_path / "out", 2, made_from)     # its file is not there yet
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    before = folder_bytes(tmp_path / "out")
+    early.open()
+    early.close()
+    assert early.complete and folder_bytes(tmp_path / "out") == before
+
+
+def test_an_unfinished_preparation_is_told_from_a_damaged_one(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    with open(tmp_path / "out" / "train-00001.bin", "ab") as file:
+        file.write(b"1234")
+    with pytest.raises(ValueError, match="still runs or was stopped; start the same prepare"):
+        data.read_meta(tmp_path / "out")
+    (tmp_path / "out" / "progress" / "00001.json").unlink()
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    make(source, tmp_path / "whole", f"--vocab={corpus}")
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole")
+
+
+def test_a_vocabulary_that_is_not_there_is_an_error_in_a_folder_begun_before(tmp_path, corpus):
+    source = big_source(tmp_path / "in", n=60)
+    make(source, tmp_path / "out", f"--vocab={corpus}")
+    with pytest.raises(FileNotFoundError, match=r"typo\.model is missing"):
+        make(source, tmp_path / "out", f"--vocab={tmp_path / 'typo.model'}")
+    (tmp_path / "other.model").write_bytes(vocabulary_with_sentinels([]).serialized_model_proto())
+    with pytest.raises(ValueError, match="was begun with another vocabulary"):
+        make(source, tmp_path / "out", f"--vocab={tmp_path / 'other.model'}")
 
 
 def test_overwrite_deletes_nothing_before_the_new_source_is_known(tmp_path, corpus):

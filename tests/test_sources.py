@@ -114,8 +114,65 @@ def test_paragraphs_end_at_blank_lines_with_blanks_in_them(tmp_path, monkeypatch
     monkeypatch.setattr(sources, "LONGEST", 100)
     (block,) = sources.read_blocks(shard, sources.SourceConfig())
     assert [number for number, _ in block.items] == list(range(1, 60, 2))
-    with pytest.raises(ValueError, match=r"a\.txt:1: a document of more than"):
-        list(sources.read_blocks(shard, sources.SourceConfig(sample_by="document")))
+    (block,) = sources.read_blocks(shard, sources.SourceConfig(sample_by="document"))
+    documents, bad = sources.documents_of(block, sources.SourceConfig(sample_by="document"))
+    assert not documents and bad[0].startswith(f"{tmp_path}/a.txt:1: a document of more than")
+
+
+@pytest.mark.parametrize("how, text", [("line", "a\n{}\nb\nc"), ("paragraph", "a\n\n{}\n\nb\n\n\nc\n"),
+                                       ("line", "a\n{}\nb\nc\n"), ("paragraph", "\n a\n\n{}\nx\n\nb\n \nc")])
+def test_a_document_that_is_too_long_is_named_and_the_next_ones_are_read(tmp_path, monkeypatch, how, text):
+    monkeypatch.setattr(sources, "LONGEST", 100)
+    cfg = sources.SourceConfig(sample_by=how)
+    for length in (50, 99, 101, 102, 250, 300):
+        (tmp_path / "a.txt").write_text(text.format("x" * length))
+        (block,) = sources.read_blocks(sources.Shard("a.txt", str(tmp_path / "a.txt"), "text", False, 1), cfg)
+        documents, bad = sources.documents_of(block, cfg)
+        assert [d.strip() for d in documents if "x" not in d] == ["a", "b", "c"]
+        line = text.split("{}")[0].count("\n") + 1
+        if length < 98:
+            assert len(documents) == 4 and not bad
+        elif length > 100:
+            assert len(documents) == 3 and len(bad) == 1 and f"a.txt:{line}: a document" in bad[0]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "binary"])
+def test_parquet_text_of_every_kind_is_read_in_blocks_and_bad_rows_are_numbered(tmp_path, monkeypatch, kind):
+    import pyarrow
+    import pyarrow.parquet
+    rows = texts(600)
+    column = pyarrow.array([None if i in (2, 500) else row for i, row in enumerate(rows)])
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(getattr(pyarrow, kind)())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    monkeypatch.setattr(sources, "BLOCK", 10_000)
+    shard = sources.Shard("a", str(tmp_path / "a.parquet"), "parquet", False, 1)
+    blocks = list(sources.read_blocks(shard, sources.SourceConfig()))
+    found = [sources.documents_of(block, sources.SourceConfig()) for block in blocks]
+    assert len(blocks) > 3 and [t for t, _ in found for t in t] == rows[:2] + rows[3:500] + rows[501:]
+    assert [b.split(":")[1] for _, bad in found for b in bad] == ["3", "501"]
+
+
+def test_a_parquet_file_without_the_column_or_with_damaged_pages_is_named_and_nothing_else(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table({"text": [str(i) * 50 for i in range(5000)]}), tmp_path / "a.parquet",
+                                compression="none", use_dictionary=False)
+    shard = sources.Shard("a", str(tmp_path / "a.parquet"), "parquet", False, 1)
+    (block,) = sources.read_blocks(shard, sources.SourceConfig(text_key="body"))
+    assert block.bad == [f"{tmp_path}/a.parquet: no column 'body'; it has text: give --text_key"]
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[10_000:60_000] = b"\xff" * 50_000
+    (tmp_path / "a.parquet").write_bytes(content)
+    *_, last = sources.read_blocks(shard, sources.SourceConfig())
+    assert sources.documents_of(last, sources.SourceConfig())[1]
+
+
+def test_local_names_are_not_taken_for_urls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a::b.txt", "data:y.txt"):
+        (tmp_path / name).write_text("text")
+        (block,) = sources.read_blocks(sources.Shard(name, name, "text", False, 4), sources.SourceConfig())
+        assert block.items == [(1, b"text")]
 
 
 def test_a_data_set_of_the_hub_is_listed_by_its_own_description(tmp_path, corpus):

@@ -1,4 +1,5 @@
 """The loop: accumulation, stops, resumption, evaluation, and the answers to slips."""
+import functools
 import json
 import math
 import os
@@ -76,6 +77,23 @@ def test_a_signal_at_any_step_loses_and_doubles_nothing(corpus, tmp_path, at):
     assert run(corpus, tmp_path / "cut", *more, "--resume=True") == 0
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     assert checkpoint(tmp_path / "cut")["step"] == checkpoint(tmp_path / "cut", "best.pt")["step"] == 6
+
+
+def test_an_evaluation_that_a_stop_has_skipped_still_finds_the_best(corpus, tmp_path):
+    """Stopped at step 4, the best one, since a later rate spoils the weights: best.pt as without the stop."""
+    more = ["--max_steps=8", "--eval_every=4"]
+
+    def spike(at, step, *a, real=optim.lr_at):
+        return (at == step + 1 and stop_at(at, step)) or (5.0 if step == 5 else real(step, *a))
+
+    for name, at in (("whole", 0), ("cut", 4), ("cut", 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train, "lr_at", functools.partial(spike, at))
+            run(corpus, tmp_path / name, *more, *(["--resume=True"] if (tmp_path / name).exists() else []))
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    for name in ("cut", "whole"):
+        best = checkpoint(tmp_path / name, "best.pt")
+        assert best["step"] == 4 and best["progress"]["best"] == checkpoint(tmp_path / name)["progress"]["best"]
 
 
 def test_resuming_at_an_evaluation_does_not_repeat_it(corpus, tmp_path):
@@ -271,6 +289,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     with pytest.raises(OSError, match=r"ckpt\.pt cannot be written: unexpected pos"):
         runtime.write_atomically(tmp_path / "ckpt.pt", broken)
     assert checkpoint(tmp_path)["step"] == 1 and [p.name for p in tmp_path.iterdir()] == ["ckpt.pt"]
+
+
+def test_going_on_from_an_earlier_checkpoint_drops_the_later_ones(corpus, tmp_path):
+    more = ["--schedule=constant", "--save_every=2", "--keep=3"]
+    run(corpus, tmp_path, "--max_steps=8", *more)
+    (tmp_path / "ckpt-00000004.pt").replace(tmp_path / "ckpt.pt")
+    (tmp_path / "ckpt.pt.123.tmp").write_text("what a kill has left")
+    run(corpus, tmp_path, "--max_steps=6", "--resume=True", *more)
+    assert sorted(p.name for p in tmp_path.glob("ckpt*")) == ["ckpt-00000006.pt", "ckpt.pt"]
+
+
+def test_a_run_that_cannot_start_deletes_nothing(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)
+        with pytest.raises(ValueError, match="pip install wandb"):
+            run(corpus, tmp_path, "--max_steps=2", "--overwrite=True", "--wandb=True")
+    assert checkpoint(tmp_path)["step"] == 2
+
+
+def test_a_held_out_loss_that_is_no_number_stops_the_run(corpus, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "evaluate", lambda *a: {"val_loss": float("nan"), "val_accuracy": 0.0})
+        with pytest.raises(runtime.Stopped, match="loss is nan"):
+            run(corpus, tmp_path, "--max_steps=2")
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_two_runs_do_not_share_a_folder(corpus, tmp_path):
