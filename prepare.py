@@ -11,7 +11,6 @@ One process reads the source and cuts it into blocks; the others parse and token
 them in order. Every input file ("shard") has one output file a split and one progress file, which says how many
 blocks of it are safely on disk; after a stop the output is cut back to that and the reading goes on from there.
 """
-import contextlib
 import hashlib
 import io
 import itertools
@@ -262,16 +261,6 @@ def write_json(path, content):
     call(path, content)
 
 
-@contextlib.contextmanager
-def hold(path, out_dir, **how):
-    """Hold a lock file of out_dir while the block runs."""
-    from runtime import lock
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        lock(file, out_dir, **how)
-        yield
-
-
 def refuse(bad, skip_bad):
     if bad and not skip_bad:
         raise ValueError(f"{bad[0]}; --skip_bad=True leaves such lines out and counts them")
@@ -324,8 +313,7 @@ class ShardWriter:
     def open(self):
         from runtime import lock
         for split, path in self.paths.items():
-            self.files[split] = open(path, "ab")
-            lock(self.files[split], path)
+            self.files[split] = lock(path, path)
         self.load()                                             # again: nobody else writes any more
         for split, file in self.files.items():
             file.truncate(self.sizes[split])                    # what came after the last commit is done again
@@ -377,6 +365,7 @@ def write_meta(source, out_dir, made_from, n_shards):
 
 
 def main(argv=None):
+    from runtime import lock
     cfg, source_cfg = configure(PrepareConfig, SourceConfig, argv=argv)
     name = Path(source_cfg.source).name.split(".")[0] or "text"
     out_dir = Path(cfg.out_dir or f"data/{name}")
@@ -391,7 +380,8 @@ def main(argv=None):
         raise ValueError(f"shards={cfg.shards} names none of the {len(shards)} files of {source_cfg.source}")
     vocabulary = get_vocabulary(cfg, source_cfg, out_dir, shards)
     record = source_record(cfg, source_cfg, shards, vocabulary)
-    with hold(out_dir / "progress" / "lock", out_dir, shared=not cfg.overwrite):
+    (out_dir / "progress").mkdir(parents=True, exist_ok=True)
+    with lock(out_dir / "progress" / "lock", out_dir, shared=not cfg.overwrite):
         if cfg.overwrite:
             for file in [out_dir / "meta.json", *out_dir.glob("progress/*.json"), *out_dir.glob("*.bin")]:
                 file.unlink(missing_ok=True)
@@ -406,10 +396,9 @@ def main(argv=None):
         settings = dict(source_cfg=source_cfg, dtype=token_dtype(sentinels(load_vocabulary(out_dir / VOCABULARY))[1]),
                         seed=cfg.seed, val_share=0.0 if held_out else cfg.val_share)
         tokenize(cfg, out_dir, writers, settings)
-        with hold(out_dir / "progress" / "meta_lock", out_dir, wait=True):      # other shards may end at this moment
+        with lock(out_dir / "progress" / "meta_lock", out_dir, wait=True):      # other shards may end at this moment
             meta = write_meta(source_cfg.source, out_dir, made_from, len(shards))
-    lacking = [s for number, s in enumerate(shards) if not (out_dir / "progress" / f"{number:05d}.json").exists()]
-    report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], lacking, time.time() - t0)
+    report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], time.time() - t0)
     return 0
 
 
@@ -476,8 +465,8 @@ def in_order(pool, blocks, is_val, ahead):
         yield read_bytes, *future.result()
 
 
-def report(cfg, out_dir, meta, bad, lacking, seconds):
-    """Print what was made, and what to do about what is odd; `lacking` are the shards that are not in the folder."""
+def report(cfg, out_dir, meta, bad, seconds):
+    """Print what was made, and what to do about what is odd."""
     train, val = meta["splits"]["train"], meta["splits"]["val"]
     size = sum(f.stat().st_size for f in out_dir.glob("*.bin"))
     print(f"{out_dir}: {train['documents'] + val['documents']:,} documents, {train['tokens']:,} training tokens and"
@@ -488,9 +477,10 @@ def report(cfg, out_dir, meta, bad, lacking, seconds):
         print("\n".join(f"  {line}" for line in bad[:20]))
     if meta["empty_documents"]:
         print(f"left out: {meta['empty_documents']:,} documents without text")
+    lacking = meta["shards_of_source"] - meta["shards"]
     if cfg.shards and lacking:
-        print(f"{len(lacking)} of the source's {meta['shards_of_source']} files are not in this folder; run the others"
-              f" with --shards here, or copy their .bin and progress files here and run once more")
+        print(f"{lacking} of the source's {meta['shards_of_source']} files are not in this folder; run the others with"
+              f" --shards here, or copy their .bin and progress files here and run once more")
     if meta["unknown_share"] > 0.01:
         print("more than 1 % of the tokens are unknown pieces: this vocabulary does not fit the text")
     for split, n in (("training", train["tokens"]), ("held-out", val["tokens"])):

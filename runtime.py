@@ -175,16 +175,19 @@ def write_atomically(path, write):
         os.close(folder)
 
 
-def lock(file, name, shared=False, wait=False):
-    """Hold an open file until it is closed: alone, or `shared` with others who share it. If somebody else holds it,
-    ValueError, or `wait`."""
+def lock(path, name, shared=False, wait=False):
+    """Open a file for appending and hold it until it is closed: alone, or `shared` with others who share it. If
+    somebody else holds it, ValueError that speaks of `name`, or `wait`. Returns the open file."""
+    file = open(path, "ab")
     try:
         import fcntl
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
+        file.close()
         raise ValueError(f"{name} is in use by another process; wait for it, or write to another --out_dir") from None
     except (ImportError, OSError):
         pass                                                    # Windows, or a file system without locks
+    return file
 
 
 def write_json(path, content):

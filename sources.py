@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BLOCK = 1 << 20                 # bytes of text in a block
-LONGEST = 64 << 20              # bytes; a longer document is refused
+LONGEST = 64 << 20              # bytes; a longer document counts as bad
 KINDS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}    # the first three also with .gz
 C4 = ("allenai/c4", "en")
 
@@ -77,10 +77,10 @@ def find_shards(cfg, out_dir):
             raise FileNotFoundError(f"source {cfg.source} is no file or folder here; a data set on the Hub is named"
                                     f" OWNER/NAME")
         return hub_shards(cfg)
-    shards, others = [], 0
+    shards, others, own = [], 0, out_dir.resolve()
     for file in path.rglob("*"):
         name = file.relative_to(path).as_posix()
-        if not file.is_file() or f"/{name}".count("/.") or out_dir.resolve() in file.resolve().parents:
+        if not file.is_file() or f"/{name}".count("/.") or own in file.resolve().parents:
             continue
         if kind := kind_of(file):
             shards.append(Shard(name, str(file), kind, is_validation(name), file.stat().st_size))
@@ -158,7 +158,7 @@ def write_pydocs(path):
                 seen.add(text)
                 file.write((json.dumps({"text": text, "origin": origin}) + "\n").encode())
 
-    from runtime import write_atomically  # not at the top: it brings torch, which no worker needs
+    from runtime import write_atomically  # not at the top: it brings torch, which the workers do not need
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, write)
 

@@ -291,8 +291,7 @@ def main(argv=None):
 
     # the run's folder and first lines
     out_dir.mkdir(parents=True, exist_ok=True)
-    lock_file = open(out_dir / ".lock", "w")
-    runtime.lock(lock_file, out_dir)
+    lock_file = runtime.lock(out_dir / ".lock", out_dir)
     metrics = runtime.Metrics(out_dir, at.step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
     for old in out_dir.glob("*.tmp"):                   # what a kill while saving has left
         old.unlink()
