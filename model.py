@@ -1,13 +1,21 @@
-"""T5 in one file: config, norm, attention, feed-forward, stacks, loss, greedy generation.
+"""T5 in one file: config, norm, attention, feed-forward, stacks, loss, generation, Hugging Face's format.
 
-T5 v1.1 by default (untied head, gated GELU); `tied=True, gated=False` gives v1.0 (Raffel et al. 2020, arXiv
-1910.10683; Shazeer 2020, arXiv 2002.05202). Needs torch alone.
+T5 v1.1 by default (untied head, gated GELU); `tied=True, gated=False` gives v1.0, `bias_per_layer=True` umT5 (Raffel
+et al. 2020, arXiv 1910.10683; Shazeer 2020, arXiv 2002.05202; Chung et al. 2023, arXiv 2304.09151). Needs torch alone;
+reading and writing weights needs safetensors, and a name on the Hub huggingface_hub.
 
 Letters in shapes: B rows, S source tokens, T target tokens, Q and N the queries and keys of one attention,
-D = d_model, H = n_head, K = d_kv, F = d_ff, V = vocab_size.
+G sequences that are generated for one row, D = d_model, H = n_head, K = d_kv, F = d_ff, V = vocab_size.
 """
+import contextlib
+import json
 import math
+import os
+import platform
+import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 PAD, EOS = 0, 1         # T5's ids; the decoder starts from PAD
 IGNORE = -100           # a target with this id costs nothing (torch's and Hugging Face's convention)
+LOWEST = torch.finfo(torch.float32).min     # what hides a key; finite, so that a row of hidden keys has no NaN
 
 
 @dataclass
@@ -33,6 +42,7 @@ class T5Config:
     dropout: float = 0.0                # T5 v1.1 pre-trains without
     tied: bool = False                  # head = embedding (v1.0)
     gated: bool = True                  # gated GELU (v1.1) or ReLU (v1.0)
+    bias_per_layer: bool = False        # a relative position table in each layer (umT5), not one a stack
     init: str = "t5x"                   # t5x: head at d_model^-0.5; nanot5: head at 1, as in nanoT5 and Hugging Face
 
     def __post_init__(self):
@@ -50,6 +60,32 @@ class T5Config:
             raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
         if self.init not in ("t5x", "nanot5"):
             raise ValueError(f"init={self.init!r} is unknown; there are 't5x' and 'nanot5'")
+
+
+# oneDNN's matrix product, the one that torch's compiler calls; built into torch for x86
+ONEDNN = (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+          and hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
+
+
+class Linear(nn.Linear):
+    """A matrix product without a shift. On an x86 CPU, where no gradient is wanted, it goes to oneDNN and not to the
+    BLAS behind F.linear: on an AMD EPYC that takes two thirds of the time for 4,096 rows, and for v1.1 small's head on
+    8 rows half of it, or a quarter once the weight is `packed` (LOG.md, 2026-12-01)."""
+
+    packed = None       # the weight in oneDNN's own order, while generate() runs
+
+    def __init__(self, d_in, d_out):
+        super().__init__(d_in, d_out, bias=False)
+
+    def forward(self, x):                                       # (..., d_in) -> (..., d_out)
+        if self.on_onednn(x.dtype):
+            weight = self.weight if self.packed is None else self.packed
+            return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return F.linear(x, self.weight)
+
+    def on_onednn(self, dtype=torch.float32):
+        return (ONEDNN and self.weight.device.type == "cpu" and dtype == self.weight.dtype == torch.float32
+                and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"))
 
 
 class RMSNorm(nn.Module):
@@ -103,7 +139,14 @@ def attend_sdpa(q, k, v, bias, dropout):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
 
 
-ATTENTION = {"eager": attend_eager, "sdpa": attend_sdpa}
+def attend_auto(q, k, v, bias, dropout):
+    """The fused kernels on CUDA, and on any device when no gradient is wanted; else eager: on the CPU torch has no
+    fused kernel for a bias that is learnt."""
+    fused = q.is_cuda or not torch.is_grad_enabled()
+    return (attend_sdpa if fused else attend_eager)(q, k, v, bias, dropout)
+
+
+ATTENTION = {"auto": attend_auto, "eager": attend_eager, "sdpa": attend_sdpa}
 
 
 class Attention(nn.Module):
@@ -113,19 +156,24 @@ class Attention(nn.Module):
         super().__init__()
         width = config.n_head * config.d_kv
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.q = nn.Linear(config.d_model, width, bias=False)
-        self.k = nn.Linear(config.d_model, width, bias=False)
-        self.v = nn.Linear(config.d_model, width, bias=False)
-        self.o = nn.Linear(width, config.d_model, bias=False)
-        self.attend = attend_eager                              # T5.set_attention changes it
+        self.q = Linear(config.d_model, width)
+        self.k = Linear(config.d_model, width)
+        self.v = Linear(config.d_model, width)
+        self.o = Linear(width, config.d_model)
+        self.attend = attend_auto                               # T5.set_attention changes it
 
     def heads(self, x):                                         # (B, N, H * K) -> (B, H, N, K)
         return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def forward(self, x, memory, bias):                         # (B, Q, D), (B, N, D) -> (B, Q, D)
-        q, k, v = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
-        y = self.attend(q, k, v, bias, self.dropout if self.training else 0.0)
+    def keys_values(self, memory):                              # (B, N, D) -> twice (B, H, N, K)
+        return self.heads(self.k(memory)), self.heads(self.v(memory))
+
+    def attend_to(self, x, k, v, bias):                         # (B, Q, D) -> (B, Q, D)
+        y = self.attend(self.heads(self.q(x)), k, v, bias, self.dropout if self.training else 0.0)
         return self.o(y.transpose(1, 2).flatten(2))
+
+    def forward(self, x, memory, bias):                         # (B, Q, D), (B, N, D) -> (B, Q, D)
+        return self.attend_to(x, *self.keys_values(memory), bias)
 
 
 class FeedForward(nn.Module):
@@ -135,11 +183,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated, self.dropout = config.gated, config.dropout
         if config.gated:
-            self.wi_0 = nn.Linear(config.d_model, config.d_ff, bias=False)
-            self.wi_1 = nn.Linear(config.d_model, config.d_ff, bias=False)
+            self.wi_0 = Linear(config.d_model, config.d_ff)
+            self.wi_1 = Linear(config.d_model, config.d_ff)
         else:
-            self.wi = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.wo = nn.Linear(config.d_ff, config.d_model, bias=False)
+            self.wi = Linear(config.d_model, config.d_ff)
+        self.wo = Linear(config.d_ff, config.d_model)
 
     def forward(self, x):                                       # (B, N, D) -> (B, N, D)
         h = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x) if self.gated else F.relu(self.wi(x))
@@ -164,45 +212,129 @@ class Block(nn.Module):
             x = x + F.dropout(self.cross(self.cross_norm(x), memory, memory_bias), self.dropout, self.training)
         return x + F.dropout(self.ff(self.ff_norm(x)), self.dropout, self.training)
 
+    def step(self, y, bias, cache, i):
+        """The same for the newest ids alone, (B, G, D); keys and values come from entry i of the cache."""
+        h = self.attention_norm(y)
+        y = y + self.attention.attend_to(h, *cache.append(i, *self.attention.keys_values(h)), bias)
+        y = y + self.cross.attend_to(self.cross_norm(y), *cache.cross[i], cache.memory_bias)
+        return y + self.ff(self.ff_norm(y))
+
 
 class Stack(nn.Module):
-    """An encoder or a decoder: blocks that share one relative position table, and a last norm."""
+    """An encoder or a decoder: blocks, the relative position table that they share (umT5: one each), a last norm."""
 
     def __init__(self, config, is_decoder):
         super().__init__()
         self.config, self.is_decoder = config, is_decoder
         self.gradient_checkpointing = False
-        self.bias = nn.Embedding(config.n_bucket, config.n_head)
-        self.blocks = nn.ModuleList(Block(config, is_decoder)
-                                    for _ in range(config.n_decoder_layer if is_decoder else config.n_layer))
+        n_layer = config.n_decoder_layer if is_decoder else config.n_layer
+        self.bias = nn.ModuleList(nn.Embedding(config.n_bucket, config.n_head)
+                                  for _ in range(n_layer if config.bias_per_layer else 1))
+        self.blocks = nn.ModuleList(Block(config, is_decoder) for _ in range(n_layer))
         self.norm = RMSNorm(config.d_model)
 
-    def position_bias(self, n, device):
-        """(1, H, n, n): what is added to the scores for distance; in a decoder the future gets the lowest number."""
-        at = torch.arange(n, device=device)
-        distance = at[None, :] - at[:, None]                    # key minus query
+    def buckets(self, n_query, n_key, device):
+        """Rows of the table for the last n_query of n_key places, and which of the keys lie ahead: (Q, N) each."""
+        at = torch.arange(n_key, device=device)
+        distance = at[None, :] - at[n_key - n_query:, None]     # key minus query
         bucket = relative_bucket(distance, not self.is_decoder, self.config.n_bucket, self.config.max_distance)
-        bias = self.bias(bucket).permute(2, 0, 1).contiguous()[None].float()
-        if self.is_decoder:
-            bias = bias.masked_fill(distance > 0, torch.finfo(bias.dtype).min)
-        return bias
+        return bucket, distance > 0
+
+    def position_bias(self, i, bucket, hidden):
+        """What table i adds to the scores, (1, H, Q, N), and the lowest number where `hidden` is true."""
+        bias = self.bias[i](bucket).permute(2, 0, 1).contiguous()[None].float()
+        return bias if hidden is None else bias.masked_fill(hidden, LOWEST)
 
     def forward(self, x, mask=None, memory=None, memory_mask=None):
         """x (B, N, D) embedded tokens; mask, memory_mask (B, N), (B, S) where 0 marks padding; returns (B, N, D)."""
-        bias = self.position_bias(x.shape[1], x.device)         # once for all blocks
+        bucket, ahead = self.buckets(x.shape[1], x.shape[1], x.device)
+        hidden = ahead if self.is_decoder else None
         if mask is not None:
-            bias = bias.masked_fill(mask[:, None, None, :] == 0, torch.finfo(bias.dtype).min)
-        memory_bias = None
-        if memory_mask is not None:
-            hidden = memory_mask[:, None, None, :] == 0
-            memory_bias = torch.zeros(hidden.shape, device=x.device).masked_fill(hidden, torch.finfo(torch.float).min)
+            padding = mask[:, None, None, :] == 0
+            hidden = padding if hidden is None else hidden | padding
+        memory_bias = padding_bias(memory_mask)
         x = F.dropout(x, self.config.dropout, self.training)
-        for block in self.blocks:
+        for i, block in enumerate(self.blocks):
+            if i < len(self.bias):                              # mostly one table: its bias serves all blocks
+                bias = self.position_bias(i, bucket, hidden)
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, bias, memory, memory_bias, use_reentrant=False)
             else:
                 x = block(x, bias, memory, memory_bias)
         return F.dropout(self.norm(x), self.config.dropout, self.training)
+
+    def step(self, y, cache):
+        """The decoder on the newest id of each sequence: y (B, G, D) -> (B, G, D); the cache grows by these ids."""
+        hidden = cache.make_room()
+        bucket, _ = self.buckets(1, cache.length + 1, y.device)
+        bucket = bucket.repeat_interleave(cache.n_sequence, 1)
+        for i, block in enumerate(self.blocks):
+            if i < len(self.bias):
+                bias = self.position_bias(i, bucket, hidden)
+            y = block.step(y, bias, cache, i)
+        cache.length += 1
+        return self.norm(y)
+
+
+class Cache:
+    """What a decoder remembers while it generates G sequences for each of B rows.
+
+    cross   for each block keys and values of the source, (B, H, S, K): computed once, shared by a row's sequences
+    own     for each block keys and values of the ids so far, (B, H, room, K). The id that sequence g gets at time t
+            stands at place t * G + g for good; slots (B, G, t) tells which of them a sequence consists of. So no keys
+            are copied when one beam goes on from another's ids.
+    """
+    ROOM = 32                                                   # times that there is room for at first; then doubled
+
+    def __init__(self, blocks, memory, source_mask, n_sequence):
+        self.n_sequence, self.length = n_sequence, 0
+        self.cross = [tuple(x.contiguous() for x in block.cross.keys_values(memory)) for block in blocks]
+        self.memory_bias = padding_bias(source_mask)
+        self.own = [tuple(x.new_empty(*x.shape[:2], self.ROOM * n_sequence, x.shape[3]) for x in pair)
+                    for pair in self.cross]
+        self.slots = torch.empty(len(memory), n_sequence, 0, dtype=torch.long, device=memory.device)
+
+    def make_room(self):
+        """Begin a new time; returns (B, 1, G, t * G), true where a key is another sequence's (None: it never is)."""
+        if self.n_sequence == 1:
+            return None
+        g = torch.arange(self.n_sequence, device=self.slots.device)
+        self.slots = torch.cat([self.slots, g[None, :, None].expand(len(self.slots), -1, 1)], 2)
+        return (self.slots[..., None] != g).flatten(2)[:, None]
+
+    def append(self, i, k, v):
+        """Store the newest keys and values of block i, (B, H, G, K); returns all of them so far, (B, H, t * G, K)."""
+        lo, hi = self.length * self.n_sequence, (self.length + 1) * self.n_sequence
+        if hi > self.own[i][0].shape[2]:
+            self.own[i] = tuple(F.pad(x, (0, 0, 0, x.shape[2])) for x in self.own[i])
+        for whole, new in zip(self.own[i], (k, v), strict=True):
+            whole[:, :, lo:hi] = new
+        return tuple(whole[:, :, :hi] for whole in self.own[i])
+
+    def follow(self, parent):
+        """Sequence g of each row goes on from what its sequence parent[row, g] has been until now."""
+        self.slots = self.slots.gather(1, parent[..., None].expand_as(self.slots))
+
+    def select(self, order):
+        """Row i becomes what row order[i] was, rows past the end of `order` are dropped. Only what moves is copied."""
+        n = len(order)
+        moved = (order != torch.arange(n, device=order.device)).nonzero().flatten()
+
+        def take(x):
+            x[moved] = x[order[moved]]
+            return x[:n]
+
+        self.cross, self.own = ([(take(k), take(v)) for k, v in pairs] for pairs in (self.cross, self.own))
+        self.slots = take(self.slots)
+        if self.memory_bias is not None:
+            self.memory_bias = take(self.memory_bias)
+
+
+def padding_bias(mask):
+    """(B, N), 0 where padding is -> (B, 1, 1, N) to add to scores; None -> None."""
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, LOWEST)[:, None, None, :]
 
 
 class T5(nn.Module):
@@ -221,9 +353,10 @@ class T5(nn.Module):
         self.shared = nn.Embedding(config.vocab_size, config.d_model)
         self.encoder = Stack(config, is_decoder=False)
         self.decoder = Stack(config, is_decoder=True)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.d_model, config.vocab_size)
         if config.tied:
             self.lm_head.weight = self.shared.weight
+        self.tokenizer_files = []                               # what from_pretrained found beside the weights
         self.init_weights()
 
     @torch.no_grad()
@@ -255,15 +388,16 @@ class T5(nn.Module):
                 for linear in module.children():                # wi_0, wi_1, wo or wi, wo
                     normal(linear.weight, linear.in_features ** -0.5, truncate=t5x)
             elif isinstance(module, Stack):
-                if t5x:                                         # variance scaling, fan_avg, uniform
-                    nn.init.xavier_uniform_(module.bias.weight)
-                else:
-                    normal(module.bias.weight, c.d_model ** -0.5)
+                for table in module.bias:
+                    if t5x:                                     # variance scaling, fan_avg, uniform
+                        nn.init.xavier_uniform_(table.weight)
+                    else:
+                        normal(table.weight, c.d_model ** -0.5)
         if not c.tied:
             normal(self.lm_head.weight, c.d_model ** -0.5 if t5x else 1.0, truncate=t5x)
 
     def set_attention(self, name):
-        """Choose 'eager' or 'sdpa' for every layer; both give the same numbers to rounding."""
+        """Choose 'auto', 'eager' or 'sdpa' for every layer; all give the same numbers to rounding."""
         if name not in ATTENTION:
             raise ValueError(f"attention={name!r} is unknown; there are {', '.join(ATTENTION)}")
         for module in self.modules():
@@ -298,23 +432,203 @@ class T5(nn.Module):
         logits = self.logits(source, target, source_mask)
         return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction=reduction)
 
+    def next_logits(self, ids, cache):
+        """(B, G) newest ids -> (B, G, V) scores of what follows them; the cache holds what came before."""
+        return self.head(self.decoder.step(self.shared(ids), cache)).float()
+
     @torch.no_grad()
-    def generate(self, source, source_mask=None, max_new_tokens=64):
-        """Greedy decoding: (B, S) ids -> (B, up to max_new_tokens) ids, each row PAD after its EOS; without dropout."""
-        was_training = self.training
-        self.eval()
-        memory = self.encode(source, source_mask)
-        target = source.new_full((len(source), 1), PAD)
-        ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
-        for _ in range(max_new_tokens):
-            best = self.decode(target, memory, source_mask)[:, -1].argmax(-1)
-            best = best.masked_fill(ended, PAD)
-            target = torch.cat([target, best[:, None]], 1)
-            ended |= best == EOS
-            if ended.all():
-                break
-        self.train(was_training)
-        return target[:, 1:]
+    def generate(self, source, source_mask=None, max_new_tokens=64, num_beams=1, num_samples=1, temperature=0.0,
+                 top_k=0, top_p=1.0, length_penalty=1.0, early_stopping=False, suppress=(), seed=0, on_step=None):
+        """Write a target for each source: greedy by default, sampled if temperature > 0, or by beam search.
+
+        source       (B, S) ids; source_mask (B, S), 0 where source is padding
+        num_beams    above 1: beam search; the best num_samples of its num_beams results are returned, the best first.
+                     Scores are sums of log-probabilities over length ** length_penalty; early_stopping ends a row as
+                     soon as num_beams results are complete
+        temperature  above 0: num_samples samples a row, from the top_k likeliest ids (0: all) and of those from the
+                     likeliest that make up top_p
+        suppress     ids that never come out, such as data.Tokenizer.suppress gives
+        seed         of the samples: an int (row r uses seed + r), or one for each row
+        on_step      called with the (B, num_samples) ids of each time (not by beam search)
+        returns      (B * num_samples, up to max_new_tokens) ids, PAD after EOS; without dropout
+
+        A row's result depends neither on its companions nor on how many they are, save for rounding. A row that is
+        complete is taken out of the batch. Beam search is that of transformers 5 (num_beams, length_penalty and
+        early_stopping mean the same); tests/test_generate.py.
+        """
+        if max_new_tokens < 1 or num_beams < 1 or num_samples < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}, num_beams={num_beams}, num_samples={num_samples}:"
+                             f" each must be at least 1")
+        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+            raise ValueError(f"temperature={temperature}, top_k={top_k}, top_p={top_p}: temperature and top_k must not"
+                             f" be negative, and top_p must lie in (0, 1]")
+        if num_beams > 1 and temperature > 0:
+            raise ValueError(f"num_beams={num_beams} and temperature={temperature} exclude each other: beam search"
+                             f" takes no samples")
+        if num_beams > 1 and num_samples > num_beams:
+            raise ValueError(f"num_samples={num_samples} is more than num_beams={num_beams} give")
+        if num_beams == 1 and temperature == 0 and (num_samples > 1 or top_k > 0 or top_p < 1):
+            raise ValueError(f"num_samples={num_samples}, top_k={top_k}, top_p={top_p} need a temperature above 0:"
+                             f" without one the likeliest id is taken")
+        if source_mask is not None and source_mask.all():
+            source_mask = None
+        suppress = torch.as_tensor(list(suppress), dtype=torch.long, device=source.device)
+        with generating(self):
+            memory = self.encode(source, source_mask)
+            cache = Cache(self.decoder.blocks, memory, source_mask, num_beams if num_beams > 1 else num_samples)
+            del memory
+            if num_beams > 1:
+                return self.beam_search(cache, max_new_tokens, num_samples, length_penalty, early_stopping, suppress)
+            seeds = [seed + r for r in range(len(source))] if isinstance(seed, int) else list(seed)
+            return self.sample(cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step)
+
+    def sample(self, cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step):
+        """generate's loop for greedy search and samples."""
+        n, G = len(seeds), cache.n_sequence
+        device = cache.slots.device
+        result = torch.full((n, G, max_new_tokens), PAD, device=device)
+        ids, ended = result[:, :, 0], torch.zeros(n, G, dtype=torch.bool, device=device)
+        uniform = torch.zeros(n, G, max_new_tokens, device=device)
+        if temperature > 0:         # all random numbers of a row come from its own seed
+            uniform = torch.stack([torch.rand(G, max_new_tokens, generator=torch.Generator().manual_seed(s))
+                                   for s in seeds]).to(device)
+        rows = torch.arange(n, device=device)                   # which row each entry of the cache belongs to
+        for t in range(max_new_tokens):
+            logits = self.next_logits(ids, cache).index_fill(-1, suppress, -math.inf)
+            if temperature > 0:
+                ids = draw(logits / temperature, top_k, top_p, uniform[rows, :, t])
+            else:
+                ids = logits.argmax(-1)
+            ids = ids.masked_fill(ended, PAD)
+            result[rows, :, t] = ids
+            if on_step is not None:
+                on_step(result[:, :, t])
+            ended = ended | (ids == EOS)
+            going_on = ~ended.all(1)
+            if not going_on.all():
+                order = compact(going_on)
+                if not len(order):
+                    break
+                cache.select(order)
+                ids, ended, rows = ids[order], ended[order], rows[order]
+        return result.flatten(0, 1)[:, :t + 1]
+
+    def beam_search(self, cache, max_new_tokens, n_best, length_penalty, early_stopping, suppress):
+        """generate's loop for beams. Each time the 2 G best continuations of a row are looked at: those among the
+        first G that end are kept as results if they are better than the worst kept, the best G that do not end go on.
+        A row is complete when all its G results are better than its best beam could become at its present length."""
+        n, G = len(cache.slots), cache.n_sequence
+        device, V = cache.slots.device, self.config.vocab_size
+        ids = torch.full((n, G), PAD, device=device)
+        history = torch.full((n, G, max_new_tokens), PAD, device=device)
+        score = torch.full((n, G), -1e9, device=device)
+        score[:, 0] = 0.0                                       # at first all beams are the same: count one
+        kept, kept_score = history.clone(), torch.full((n, G), -1e9, device=device)     # complete results of a row
+        result, rows = history[:, :n_best].clone(), torch.arange(n, device=device)
+        for t in range(max_new_tokens):
+            logits = self.next_logits(ids, cache)
+            total = logits.logsumexp(-1, keepdim=True)
+            best, best_ids = logits.index_fill(-1, suppress, -math.inf).topk(min(2 * G, V), -1)     # of each beam ...
+            new_score, at = (score[..., None] + best - total).flatten(1).topk(2 * G, -1)            # ... and of a row
+            parent, ids = at // best.shape[-1], best_ids.flatten(1).gather(1, at)
+            new_history = history.gather(1, parent[..., None].expand(-1, -1, max_new_tokens))
+            new_history[:, :, t] = ids
+            ends = (ids == EOS) | (t == max_new_tokens - 1)
+            # results
+            final = (new_score / (t + 1) ** length_penalty).masked_fill(~ends, -1e9)[:, :G]
+            kept_score, best = torch.cat([kept_score, final], 1).topk(G, -1)
+            kept = torch.cat([kept, new_history[:, :G]], 1).gather(1, best[..., None].expand_as(kept))
+            # beams
+            score, best = new_score.masked_fill(ends, -1e9).topk(G, -1)
+            parent, ids = parent.gather(1, best), ids.gather(1, best)
+            history = new_history.gather(1, best[..., None].expand_as(history))
+            cache.follow(parent)
+            hopeless = score[:, 0] / (t + 1) ** length_penalty <= kept_score[:, -1]
+            complete = kept_score[:, -1] > -1e9 if early_stopping else hopeless
+            if t == max_new_tokens - 1:
+                complete = torch.ones_like(complete)
+            result[rows] = torch.where(complete[:, None, None], kept[:, :n_best], result[rows])
+            if complete.any():
+                order = compact(~complete)
+                if not len(order):
+                    break
+                cache.select(order)
+                ids, score, history, kept, kept_score, rows = (
+                    x[order] for x in (ids, score, history, kept, kept_score, rows))
+        result = result.flatten(0, 1)
+        longest = (result != PAD).any(0).nonzero()
+        return result[:, :int(longest.max()) + 1 if len(longest) else 1]
+
+    @classmethod
+    def from_pretrained(cls, name, device="cpu"):
+        """Load T5 v1.0, v1.1, Flan-T5, LM-adapted T5, mT5, umT5 or ByT5 from a folder in Hugging Face's format, a run
+        folder of train.py, or by its name on the Hub.
+
+        returns  the model in evaluation mode, fp32; nothing of its weights is held twice
+        raises   FileNotFoundError; ValueError that names what is not of this kind and every tensor too many, missing or
+                 of another shape; tests/test_pretrained.py
+        """
+        folder = pretrained_folder(name)
+        config, one_table = config_from_hf(folder)
+        with torch.device("meta"):
+            model = cls(config)
+        wanted = {hf_name(ours): (ours, tensor.shape) for ours, tensor in model.state_dict().items()}
+        aliases = dict.fromkeys(COPIES, "shared.weight")
+        if config.tied:
+            aliases["lm_head.weight"] = "shared.weight"
+        found, unknown = {}, []
+        for path in weight_files(folder):
+            for theirs, tensor in read_weights(path):
+                theirs = theirs.removeprefix("module.").removeprefix("_orig_mod.")
+                key = aliases.get(theirs, theirs)
+                if key not in wanted:
+                    unknown += [theirs] if theirs not in UNUSED else []
+                elif tensor.shape != wanted[key][1]:
+                    raise ValueError(f"{path}: {theirs} has the shape {tuple(tensor.shape)}, config.json asks for"
+                                     f" {tuple(wanted[key][1])}")
+                elif key not in found:
+                    found[key] = tensor.to(device)
+                elif not torch.equal(found[key], tensor.to(device)):
+                    raise ValueError(f"{path}: {theirs} differs from {key}, though config.json says that both are one")
+        if one_table and "lm_head.weight" not in found and "shared.weight" in found:
+            found["lm_head.weight"] = found["shared.weight"] if config.tied else found["shared.weight"].clone()
+        missing = sorted(set(wanted) - set(found))
+        if missing or unknown:
+            told = [f"{len(names)} {what} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
+                    for names, what in ((missing, "missing"), (unknown, "unknown")) if names]
+            raise ValueError(f"{folder} does not hold the weights of a whole T5: {' and '.join(told)}")
+        model.load_state_dict({wanted[key][0]: tensor for key, tensor in found.items()}, assign=True)
+        if config.tied:
+            model.lm_head.weight = model.shared.weight
+        model.tokenizer_files = [folder / file for file in TOKENIZER if (folder / file).is_file()]
+        return model.eval()
+
+    def save_pretrained(self, folder, tokenizer=None):
+        """Write a folder that transformers and CTranslate2 open: config.json, generation_config.json,
+        model.safetensors, and the tokenizer's files.
+
+        tokenizer  a data.Tokenizer; None: the files that came with the weights in from_pretrained, if any
+        """
+        from safetensors.torch import save_file
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {hf_name(ours): tensor.detach().contiguous() for ours, tensor in self.state_dict().items()
+                   if not (self.config.tied and ours == "lm_head.weight")}
+        aside = folder / f"model.safetensors.{os.getpid()}.tmp"
+        try:
+            save_file(weights, aside, metadata={"format": "pt"})
+            os.replace(aside, folder / "model.safetensors")         # a reader finds the old file or the new one
+        finally:
+            aside.unlink(missing_ok=True)
+        for name, content in (("config.json", config_to_hf(self.config)), ("generation_config.json", {
+                "decoder_start_token_id": PAD, "eos_token_id": EOS, "pad_token_id": PAD})):
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        else:
+            for file in self.tokenizer_files:
+                if file.parent.resolve() != folder.resolve():
+                    shutil.copyfile(file, folder / file.name)
 
     def n_params(self):
         """Number of weights, a tied head counted once."""
@@ -332,22 +646,223 @@ class T5(nn.Module):
         return batch * (6 * (encoder + decoder + T * c.d_model * c.vocab_size) + 12 * c.n_head * c.d_kv * pairs)
 
 
+@contextlib.contextmanager
+def generating(model):
+    """Without dropout, and with the decoder's weights packed where that helps; afterwards all is as it was before."""
+    training = [(module, module.training) for module in model.modules()]
+    linears = [m for part in (model.decoder, model.lm_head) for m in part.modules() if isinstance(m, Linear)]
+    try:
+        model.eval()
+        for linear in linears:
+            if linear.on_onednn():
+                linear.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
+        yield
+    finally:
+        for linear in linears:
+            linear.packed = None
+        for module, mode in training:
+            module.training = mode
+
+
+def draw(logits, top_k, top_p, uniform):
+    """The id at which the summed probabilities of the ids allowed pass `uniform`; (B, G, V), (B, G) -> (B, G)."""
+    if top_k or top_p < 1:
+        logits, ids = logits.topk(min(top_k, logits.shape[-1]) if top_k else logits.shape[-1], -1)   # likeliest first
+    p = logits.softmax(-1)
+    if top_p < 1:
+        p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)       # the likeliest always stays
+    total = p.cumsum(-1)
+    limit = uniform[..., None] * (1 - 2 ** -20) * total[..., -1:]       # below the sum itself, in float32 too
+    at = (total <= limit).sum(-1, keepdim=True)
+    return (ids.gather(-1, at) if top_k or top_p < 1 else at).squeeze(-1)
+
+
+def compact(going_on):
+    """Which entry to put where when some are dropped: those that stay and have room stay, the last ones fill the gaps.
+    [1, 0, 1, 0, 1] -> [0, 4, 2]"""
+    n = int(going_on.sum())
+    order = torch.arange(n, device=going_on.device)
+    order[~going_on[:n]] = n + going_on[n:].nonzero().flatten()
+    return order
+
+
 def shift_right(target):
     """The decoder's input: PAD first, the last id dropped, IGNORE read as PAD. [5, 6, 1] -> [0, 5, 6]"""
     shifted = F.pad(target[:, :-1], (1, 0), value=PAD)
     return shifted.masked_fill(shifted == IGNORE, PAD)
 
 
+# --- Hugging Face's format -------------------------------------------------------------------------------------------
+
+# Our name and theirs, tried from the top; {i} is the number of a block. `shared` has up to three names in their files.
+HF_NAMES = (
+    ("shared.weight", "shared.weight"),
+    ("lm_head.weight", "lm_head.weight"),
+    ("encoder.norm.weight", "encoder.final_layer_norm.weight"),
+    ("decoder.norm.weight", "decoder.final_layer_norm.weight"),
+    ("encoder.bias.{i}.weight", "encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("decoder.bias.{i}.weight", "decoder.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ("encoder.blocks.{i}.attention_norm.", "encoder.block.{i}.layer.0.layer_norm."),
+    ("decoder.blocks.{i}.attention_norm.", "decoder.block.{i}.layer.0.layer_norm."),
+    ("encoder.blocks.{i}.attention.", "encoder.block.{i}.layer.0.SelfAttention."),
+    ("decoder.blocks.{i}.attention.", "decoder.block.{i}.layer.0.SelfAttention."),
+    ("decoder.blocks.{i}.cross_norm.", "decoder.block.{i}.layer.1.layer_norm."),
+    ("decoder.blocks.{i}.cross.", "decoder.block.{i}.layer.1.EncDecAttention."),
+    ("encoder.blocks.{i}.ff_norm.", "encoder.block.{i}.layer.1.layer_norm."),
+    ("decoder.blocks.{i}.ff_norm.", "decoder.block.{i}.layer.2.layer_norm."),
+    ("encoder.blocks.{i}.ff.", "encoder.block.{i}.layer.1.DenseReluDense."),
+    ("decoder.blocks.{i}.ff.", "decoder.block.{i}.layer.2.DenseReluDense."),
+)
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")     # further names of shared.weight
+UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)    # in T5 v1.0's files; no use
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZER = ("spiece.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+
+
 def hf_name(name):
     """The name that Hugging Face's T5 gives to a weight: decoder.blocks.3.ff.wo.weight ->
     decoder.block.3.layer.2.DenseReluDense.wo.weight"""
-    ff = "2" if name.startswith("decoder.") else "1"
-    for ours, theirs in (
-            (".bias.weight", ".blocks.0.attention.relative_attention_bias.weight"),
-            ("coder.norm.", "coder.final_layer_norm."),
-            (".blocks.", ".block."),
-            (".attention_norm.", ".layer.0.layer_norm."), (".attention.", ".layer.0.SelfAttention."),
-            (".cross_norm.", ".layer.1.layer_norm."), (".cross.", ".layer.1.EncDecAttention."),
-            (".ff_norm.", f".layer.{ff}.layer_norm."), (".ff.", f".layer.{ff}.DenseReluDense.")):
-        name = name.replace(ours, theirs)
-    return name
+    number = re.search(r"\.(\d+)\.", name)
+    for ours, theirs in HF_NAMES:
+        ours, theirs = (text.replace("{i}", number[1] if number else "{i}") for text in (ours, theirs))
+        if name.startswith(ours):
+            return theirs + name[len(ours):]
+    raise AssertionError(f"{name} has no name in Hugging Face's T5")
+
+
+def pretrained_folder(name):
+    """The folder that holds a model in Hugging Face's format: `name` itself, its hf/ (a run of train.py), or the local
+    copy of a repository on the Hub, fetched if it is not there yet."""
+    folder = Path(name).expanduser()
+    for inside in (folder, folder / "hf"):
+        if any((inside / file).is_file() for file in WEIGHTS):
+            return inside
+    if folder.exists():
+        raise FileNotFoundError(f"{name} holds no model in Hugging Face's format: there is none of {', '.join(WEIGHTS)}"
+                                f" in it, nor an hf/, which train.py writes at each new best held-out loss")
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
+        raise FileNotFoundError(f"model {name} is no folder here, and a name on the Hub reads OWNER/NAME")
+    return hub_folder(str(name))
+
+
+def hub_folder(name):
+    """The local copy of a repository: its config, its weights in one format, its tokenizer; fetched where missing."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    def fetch(names, needed=1):
+        found = []
+        for file in names:
+            try:
+                found.append(Path(hf_hub_download(name, file)))
+            except EntryNotFoundError:
+                continue
+            if len(found) == needed:
+                break
+        return found
+
+    try:
+        config = Path(hf_hub_download(name, "config.json"))
+        weights = fetch(WEIGHTS)
+        if weights and weights[0].suffix == ".json":
+            fetch(sorted(set(json.loads(weights[0].read_text(encoding="utf-8"))["weight_map"].values())), math.inf)
+        fetch(TOKENIZER, math.inf)
+    except Exception as error:
+        raise FileNotFoundError(f"model {name} is no folder here, and the Hub gave none ({type(error).__name__}:"
+                                f" {str(error).strip().partition(chr(10))[0]})") from None
+    return config.parent
+
+
+def config_from_hf(folder):
+    """(T5Config, whether the file with the weights may leave out the head because it equals the embedding) of a
+    folder's config.json; ValueError that names what is not of this kind."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        c = json.loads(path.read_text(encoding="utf-8"))
+        kind = c.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not Hugging Face's config.json ({error})") from None
+    if kind not in ("t5", "mt5", "umt5"):
+        raise ValueError(f"{path}: model_type {kind!r} is not a T5 of this kind; there are t5 (v1.0, v1.1, Flan, ByT5),"
+                         f" mt5 and umt5")
+    ff = c.get("feed_forward_proj", "relu")
+    if ff not in ("relu", "gated-gelu", "gated-gelu_new"):
+        raise ValueError(f"{path}: feed_forward_proj {ff!r} is not known here; there are relu and gated-gelu")
+    for name, known in (("layer_norm_epsilon", 1e-6), ("pad_token_id", PAD), ("eos_token_id", EOS),
+                        ("decoder_start_token_id", PAD)):
+        if c.get(name, known) not in (known, None):
+            raise ValueError(f"{path}: {name} {c[name]!r} is not known here, only {known}")
+    # transformers 5 writes tie_word_embeddings true for all and tells v1.1 by scale_decoder_outputs; mT5 never scales
+    one_table = bool(c.get("tie_word_embeddings", True))
+    scaled = bool(c.get("scale_decoder_outputs", one_table)) and kind != "mt5"
+    try:
+        config = T5Config(
+            vocab_size=c["vocab_size"], d_model=c["d_model"], d_kv=c["d_kv"], d_ff=c["d_ff"], n_head=c["num_heads"],
+            n_layer=c["num_layers"], n_decoder_layer=c.get("num_decoder_layers"),
+            n_bucket=c.get("relative_attention_num_buckets", 32),
+            max_distance=c.get("relative_attention_max_distance", 128), dropout=c.get("dropout_rate", 0.1),
+            tied=scaled, gated=ff != "relu", bias_per_layer=kind == "umt5")
+        return config, one_table
+    except KeyError as error:
+        raise ValueError(f"{path} lacks {error}") from None
+    except TypeError as error:
+        raise ValueError(f"{path}: a size is not a number ({error})") from None
+
+
+def config_to_hf(c):
+    """What config.json says of a T5Config. tie_word_embeddings has the meaning of Google's files: true scales the
+    decoder's output (transformers 4 and CTranslate2 read it so, and transformers 5 understands it)."""
+    kind = "umt5" if c.bias_per_layer else "t5"
+    return {"architectures": [f"{kind.upper()}ForConditionalGeneration"], "model_type": kind,
+            "is_encoder_decoder": True, "vocab_size": c.vocab_size, "d_model": c.d_model, "d_kv": c.d_kv,
+            "d_ff": c.d_ff, "num_heads": c.n_head, "num_layers": c.n_layer, "num_decoder_layers": c.n_decoder_layer,
+            "relative_attention_num_buckets": c.n_bucket, "relative_attention_max_distance": c.max_distance,
+            "dropout_rate": c.dropout, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": c.tied,
+            "feed_forward_proj": "gated-gelu" if c.gated else "relu", "initializer_factor": 1.0,
+            "pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "use_cache": True,
+            "torch_dtype": "float32"}
+
+
+def weight_files(folder):
+    """The files that hold a folder's weights, safetensors before .bin."""
+    for name in WEIGHTS:
+        path = folder / name
+        if path.is_file():
+            if path.suffix != ".json":
+                return [path]
+            try:
+                return [folder / file for file in sorted(set(json.loads(path.read_text())["weight_map"].values()))]
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise ValueError(f"{path} is not an index of weight files") from None
+    raise FileNotFoundError(f"{folder} holds no weights: there is none of {', '.join(WEIGHTS)}")
+
+
+def read_weights(path, block=1 << 24):
+    """Yield (name, fp32 tensor) of one file of weights. Of a .safetensors at most `block` elements are held besides
+    the tensor itself: the library maps the file into memory, and what has been read counts until the map is closed."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+            with safe_open(path, framework="pt") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in list(file.keys())}
+            for name, shape in shapes.items():
+                tensor = torch.empty(shape, dtype=torch.float32)
+                rows = max(1, block * shape[0] // max(1, math.prod(shape))) if shape else 1
+                for lo in range(0, shape[0] if shape else 1, rows):
+                    with safe_open(path, framework="pt") as file:
+                        if shape:
+                            tensor[lo:lo + rows] = file.get_slice(name)[lo:lo + rows]
+                        else:
+                            tensor.copy_(file.get_tensor(name))
+                yield name, tensor
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            for name in list(content):
+                yield name, content.pop(name).float()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing") from None
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be read as weights ({type(error).__name__}: {first})") from None
