@@ -1,4 +1,4 @@
-"""Token files to batches: memory-mapped parts, windows in a keyed random order, span corruption.
+"""Token files to batches: memory-mapped parts, windows in a keyed random order, span corruption; the tokenizer.
 
 A batch is a pure function of (seed, step): no iterator has a state that could be lost, every rank can compute its own
 rows, and to resume is to ask for the next step. Needs numpy alone; the vocabulary needs sentencepiece.
@@ -6,10 +6,12 @@ rows, and to resume is to ask for the next step. Needs numpy alone; the vocabula
 Letters in shapes: B rows, R raw tokens a row before corruption, S source tokens, T target tokens.
 """
 import bisect
+import functools
 import hashlib
 import itertools
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import numpy as np
 
 FORMAT = 1              # of meta.json and the token files
 N_SENTINEL = 100        # T5's <extra_id_0> ... <extra_id_99>
-EOS = 1
+PAD, EOS = 0, 1
+VOCABULARY = "spiece.model"
 ANEW = "prepare the data again, with --overwrite=True"
 VAL_SEED = 2023         # windows and noise of the held-out text: the same numbers whoever asks and whenever
 
@@ -205,17 +208,6 @@ def round_up(n, to=128):
     return -(-n // to) * to
 
 
-def load_vocabulary(path):
-    """A SentencePieceProcessor; one line of error for what is not a SentencePiece model."""
-    import sentencepiece
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"vocabulary {path} is missing")
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
-    except (RuntimeError, OSError):
-        raise ValueError(f"{path} is not a SentencePiece model") from None
-
-
 class Tokens:
     """One split of a data folder: its part files, memory-mapped, read as one long ring of tokens."""
 
@@ -313,47 +305,253 @@ def unigram_floor(train, batches, n_id, n_sample=4_000_000):
                          f" damaged or of another vocabulary; {ANEW}")
     cost = -np.log(counts / counts.sum())
     _, target = batches.rows(0)
-    pieces = target[:, :-1][target[:, :-1] <= batches.first_sentinel - N_SENTINEL]
+    pieces = target[:, :-1][~is_sentinel(target[:, :-1], batches.first_sentinel)]
     n, k = batches.plan.n_noise - 1, batches.plan.n_span - 1
     layout = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
     return float((cost[pieces].sum() + layout * len(target)) / target.size)
 
 
-# --- ids back to text ------------------------------------------------------------------------------------------------
+# --- text to ids and back --------------------------------------------------------------------------------------------
 
-def ids_to_text(vocabulary, ids):
-    """Text of ids, blanks kept at both ends; ids without a piece (sentinels, rounding) and control ids give nothing."""
-    n = vocabulary.get_piece_size()
-    pieces = (vocabulary.id_to_piece(int(i)) for i in ids if 0 <= i < n and not vocabulary.is_control(int(i)))
-    return "".join(pieces).replace("\u2581", " ")
+def hub_file(name, file, optional=False):
+    """The local copy of a file of a model on the Hub, fetched if it is not there yet; an `optional` one that the model
+    lacks is None."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+    try:
+        return Path(hf_hub_download(name, file))
+    except Exception as error:
+        if optional and isinstance(error, EntryNotFoundError):
+            return None
+        first = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(f"{name} is no file or folder here, and the Hub gave no {file} of it"
+                                f" ({type(error).__name__}: {first})") from None
 
 
-def split_spans(target, first_sentinel, n_span):
-    """The ids behind each of the first n_span sentinels of a target, up to the next one: a list of lists. The closing
-    EOS is left out; one inside a span is a document's end."""
-    target = [int(i) for i in target]
-    spans, current = [[] for _ in range(n_span)], None
-    for i in target[:-1] if target[-1] == EOS else target:
-        if first_sentinel - n_span < i <= first_sentinel:
-            current = first_sentinel - i
-        elif current is not None and i <= first_sentinel - N_SENTINEL:
-            spans[current].append(i)
+def load_vocabulary(path):
+    """A SentencePieceProcessor; one line of error for what is not a SentencePiece model."""
+    import sentencepiece
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"vocabulary {path} is missing")
+    try:
+        return sentencepiece.SentencePieceProcessor(model_file=os.fspath(path))
+    except (RuntimeError, OSError):
+        raise ValueError(f"{path} is not a SentencePiece model") from None
+
+
+def sentinels(vocabulary, n_sentinel=N_SENTINEL):
+    """(id of <extra_id_0>, number of ids): n_sentinel above the pieces, or 100 where the vocabulary itself has them
+    (mT5). They must count down from <extra_id_0>, as T5's do."""
+    n, unk = vocabulary.get_piece_size(), vocabulary.unk_id()
+    for mark in ("", "\u2581"):
+        ids = [vocabulary.piece_to_id(f"{mark}<extra_id_{k}>") for k in range(N_SENTINEL)]
+        if ids[0] != unk:
+            if ids != [ids[0] - k for k in range(N_SENTINEL)]:
+                raise ValueError(f"the vocabulary's own sentinels do not count down from <extra_id_0> (id {ids[0]}) to"
+                                 f" <extra_id_{N_SENTINEL - 1}>; leave them out of its pieces")
+            return ids[0], n
+    return n + n_sentinel - 1, n + n_sentinel
+
+
+def is_sentinel(ids, first_sentinel, n_sentinel=N_SENTINEL):
+    """Whether an id, or each of an array of ids, is a sentinel."""
+    return (ids <= first_sentinel) & (ids > first_sentinel - n_sentinel)
+
+
+def split_spans(target, first_sentinel, n_sentinel=N_SENTINEL):
+    """What a target says for each sentinel, {k: ids up to the next one}; of a sentinel that comes twice the first. The
+    closing EOS is left out; one inside a span is a document's end."""
+    target = [int(i) for i in target if i != PAD]
+    spans, current = {}, []
+    for i in target[:-1] if target[-1:] == [EOS] else target:
+        if is_sentinel(i, first_sentinel, n_sentinel):
+            current = []
+            spans.setdefault(first_sentinel - i, current)
+        else:
+            current.append(i)
     return spans
 
 
-def pick_sentences(vocabulary, batches, n, most_rows=256):
+def check_layout(vocabulary, path):
+    """Refuse a vocabulary whose control pieces or sentinels stand elsewhere than T5's."""
+    ids = vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()
+    if ids != (0, 1, 2):
+        raise ValueError(f"vocabulary {path}: T5 needs pad 0, eos 1, unk 2, but it has pad {ids[0]}, eos {ids[1]},"
+                         f" unk {ids[2]}")
+    sentinels(vocabulary)
+
+
+class Tokenizer:
+    """Text to ids and back for prompts and answers: a SentencePiece vocabulary with T5's sentinels, or ByT5's bytes.
+
+    `<extra_id_N>` in a text becomes a sentinel here, and here only: prepare.py keeps it as text. Other names of
+    special ids, such as </s>, stay text. Ids are those of Hugging Face's T5 tokenizer with legacy=False: no blank is
+    put before a text that follows a sentinel at once, "<extra_id_0>. Hello" -> 32099 5 8774. tests/test_tokenizer.py
+
+    Attributes: n_id, ids in all; first_sentinel, the id of <extra_id_0>; n_sentinel, how many count down from there.
+    """
+
+    def __init__(self, vocabulary=None, n_sentinel=N_SENTINEL):
+        """vocabulary: path of a SentencePiece model; None: bytes, id = byte + 3. ByT5 was trained with the highest
+        bytes as its sentinels (Xue et al. 2022, arXiv 2105.13626, section 3.1); UTF-8 never uses the last 11."""
+        self.path = Path(vocabulary) if vocabulary is not None else None
+        if self.path is None:
+            self.vocabulary, self.n_sentinel = None, 11
+            self.first_sentinel, self.n_id = 258, 259
+        else:
+            self.vocabulary = load_vocabulary(vocabulary)
+            check_layout(self.vocabulary, vocabulary)
+            self.first_sentinel, self.n_id = sentinels(self.vocabulary, n_sentinel)
+            inside = self.n_id == self.vocabulary.get_piece_size() and n_sentinel > 0
+            self.n_sentinel = N_SENTINEL if inside else n_sentinel
+
+    @classmethod
+    def from_pretrained(cls, name):
+        """The tokenizer of a folder in Hugging Face's format (or of its hf/), or of a model on the Hub."""
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            folder = folder / "hf" if (folder / "hf").is_dir() else folder
+            config, vocabulary = folder / "tokenizer_config.json", folder / VOCABULARY
+        else:
+            config, vocabulary = (hub_file(str(name), file, True) for file in ("tokenizer_config.json", VOCABULARY))
+        settings = {}
+        if config and config.is_file():
+            try:
+                settings = json.loads(config.read_text(encoding="utf-8"))
+                kind = settings.get("tokenizer_class") or ""
+            except (ValueError, AttributeError):
+                raise ValueError(f"{config} is not Hugging Face's tokenizer_config.json") from None
+            if kind.startswith("ByT5"):
+                return cls()
+        if not vocabulary or not vocabulary.is_file():
+            raise FileNotFoundError(f"{name} holds no vocabulary: there is no {VOCABULARY} in it, nor the"
+                                    f" tokenizer_config.json of a ByT5; give one with --vocab=PATH")
+        return cls(vocabulary, n_sentinel_of(settings))
+
+    def save_pretrained(self, folder):
+        """Write the files that Hugging Face's AutoTokenizer opens: the vocabulary and tokenizer_config.json."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "ByT5Tokenizer"}
+        if self.vocabulary is not None:
+            n_piece = self.vocabulary.get_piece_size()
+            config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.n_id - n_piece, "legacy": False}
+            content = self.path.read_bytes()
+            (folder / VOCABULARY).write_bytes(content)
+        config |= {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for file in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json"):     # of what was there before
+            (folder / file).unlink(missing_ok=True)
+
+    @functools.cached_property
+    def inside(self):
+        """The vocabulary without the blank that SentencePiece puts before a text: normalizer_spec (field 3 of the
+        model) is given once more, with add_dummy_prefix (its field 3) false."""
+        import sentencepiece
+        model = self.vocabulary.serialized_model_proto() + b"\x1a\x02\x18\x00"
+        return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def encode(self, text):
+        """Ids of a text, a list, without EOS."""
+        text = text.encode("utf-8", "replace").decode()         # lone surrogates, such as odd bytes of a command line
+        ids, start = [], 0
+        for mark in re.finditer(r"<extra_id_(0|[1-9]\d{0,3})>", text):
+            if int(mark[1]) < self.n_sentinel:
+                ids += [*self.pieces(text[start:mark.start()], start), self.first_sentinel - int(mark[1])]
+                start = mark.end()
+        return ids + self.pieces(text[start:], start)
+
+    def pieces(self, text, start):
+        if self.vocabulary is None:
+            return [byte + 3 for byte in text.encode()]
+        glued = start > 0 and not text[:1].isspace()            # follows a sentinel without a blank
+        return (self.inside if glued else self.vocabulary).encode(text)
+
+    def batch(self, texts):
+        """Ids of several texts, each closed by EOS, shorter ones filled up with PAD.
+
+        returns  (B, S) int64 ids, (B, S) bool, false at the padding
+        """
+        rows = [[*self.encode(text), EOS] for text in texts]
+        ids = np.full((len(rows), max(map(len, rows))), PAD)
+        for row, values in zip(ids, rows, strict=True):
+            row[:len(values)] = values
+        return ids, np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
+
+    def decode(self, ids, sentinels=False):
+        """Text of ids. Padding, EOS and ids without a piece (negative ones, those above the last) give nothing, and so
+        do sentinels, or with sentinels=True their names."""
+        text, plain = "", []
+        for i in [*map(int, ids), None]:
+            if i is not None and not is_sentinel(i, self.first_sentinel, self.n_sentinel):
+                plain.append(i)
+                continue
+            text, plain = text + self.text(plain), []
+            if i is not None and sentinels:
+                apart = self.vocabulary is not None and text[-1:] not in ("", " ")
+                text += f"{' ' * apart}<extra_id_{self.first_sentinel - i}>"
+        return text.strip()
+
+    def text(self, ids):
+        """The same of ids without sentinels, blanks kept at both ends."""
+        if self.vocabulary is None:
+            return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", "ignore")
+        n, v = self.vocabulary.get_piece_size(), self.vocabulary
+        ids = [i for i in ids if 0 <= i < n and not v.is_control(i)]
+        blank = " " if ids and v.id_to_piece(ids[0]).startswith("\u2581") else ""     # decode() drops the first one
+        return blank + v.decode(ids)
+
+    def fill(self, source, target=None):
+        """The sentence of source ids, each sentinel replaced by what target ids say for it, in brackets; where they say
+        nothing, or without a target, by a line."""
+        spans = split_spans(target, self.first_sentinel, self.n_sentinel) if target is not None else {}
+        text, plain = "", []
+        for i in [*map(int, source), None]:
+            if i is not None and not is_sentinel(i, self.first_sentinel, self.n_sentinel):
+                plain.append(i)
+                continue
+            text, plain = text + self.text(plain), []
+            if i is not None:
+                answer = spans.get(self.first_sentinel - i)
+                text += " ____" if answer is None else f" [{self.decode(answer)}]"
+        return " ".join(text.split())
+
+    def suppress(self, vocab_size, sentinels=False):
+        """Ids that a model of vocab_size rows must not write: PAD, ids without a piece; if wanted, sentinels too."""
+        return [i for i in range(vocab_size) if i != EOS and (
+            i >= self.n_id or i == PAD
+            or (self.vocabulary is not None and i < self.vocabulary.get_piece_size() and self.vocabulary.is_control(i))
+            or (sentinels and is_sentinel(i, self.first_sentinel, self.n_sentinel)))]
+
+    def check_fits(self, vocab_size):
+        """Refuse a model whose embedding is not made for this vocabulary: fewer rows, or many more."""
+        if not self.n_id <= vocab_size <= self.n_id + 1024:
+            raise ValueError(f"the model has {vocab_size:,} rows for ids, the vocabulary"
+                             f" {self.path or 'of bytes'} has {self.n_id:,} ids: they do not belong together")
+
+
+def n_sentinel_of(settings):
+    """How many sentinels a tokenizer_config.json names; 100 if it names none."""
+    names = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+    names = [str(token.get("content") if isinstance(token, dict) else token) for token in names]
+    names += [str(token.get("content")) for token in (settings.get("added_tokens_decoder") or {}).values()]
+    found = {int(match[1]) for match in (re.fullmatch(r"<extra_id_(\d+)>", name) for name in names) if match}
+    return max(found) + 1 if found else settings.get("extra_ids") or N_SENTINEL
+
+
+def pick_sentences(tokenizer, batches, n, most_rows=256):
     """Choose n masked sentences to show to a person, as (row, slice of its source) pairs: 10 to 40 tokens, letters and
     plain punctuation, one to three blanks of at most two pieces; fewer where the first rows have no more."""
     rows = min(batches.batch_size, most_rows)
     found = []
     for row, (source, target) in enumerate(zip(*batches.rows(0, 0, rows), strict=True)):
-        spans = split_spans(target, batches.first_sentinel, batches.plan.n_span)
-        last = [ids_to_text(vocabulary, [t])[-1:] for t in source]
+        spans = split_spans(target, batches.first_sentinel)
+        last = [tokenizer.decode([t])[-1:] for t in source]
         ends = [i + 1 for i, t in enumerate(source) if t == EOS or (last[i] and last[i] in ".?!")]
         for lo, hi in itertools.pairwise(ends):
-            text = ids_to_text(vocabulary, source[lo:hi])
+            text = tokenizer.decode(source[lo:hi])
             prose = all(c.isalpha() or c in " .,'-" for c in text)
-            blanks = [spans[k] for k in batches.first_sentinel - source[lo:hi] if 0 <= k < len(spans)]
+            blanks = [spans[k] for k in batches.first_sentinel - source[lo:hi] if k in spans]
             if 10 <= hi - lo <= 40 and prose and 1 <= len(blanks) <= 3 and max(map(len, blanks)) <= 2:
                 found.append((row, slice(lo, hi)))
                 break                                       # one sentence a row

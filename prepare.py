@@ -31,11 +31,10 @@ from pathlib import Path
 import numpy as np
 
 from configurator import configure
-from data import EOS, FORMAT, N_SENTINEL, file_hash, load_vocabulary
+from data import EOS, FORMAT, N_SENTINEL, VOCABULARY, check_layout, file_hash, hub_file, load_vocabulary, sentinels
 from sources import SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
 
 COMMIT = 32                     # blocks between two commits of a shard
-VOCABULARY = "spiece.model"
 T5_VOCABULARY = "google/t5-v1_1-base"
 
 
@@ -164,26 +163,14 @@ def get_vocabulary(cfg, source_cfg, out_dir, shards):
     return path.read_bytes()
 
 
-def check_layout(vocabulary, path):
-    """Refuse a vocabulary whose control pieces or sentinels stand elsewhere than T5's."""
-    ids = vocabulary.pad_id(), vocabulary.eos_id(), vocabulary.unk_id()
-    if ids != (0, 1, 2):
-        raise ValueError(f"vocabulary {path}: T5 needs pad 0, eos 1, unk 2, but it has pad {ids[0]}, eos {ids[1]},"
-                         f" unk {ids[2]}")
-    sentinels(vocabulary)
-
-
 def hub_vocabulary(name):
     """The local copy of the SentencePiece model of a model on the Hub."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.endswith(".model"):
         raise FileNotFoundError(f"vocabulary {name} is missing")
-    from huggingface_hub import hf_hub_download
     try:
-        return Path(hf_hub_download(name, VOCABULARY))
-    except Exception as error:
-        raise FileNotFoundError(f"vocabulary {name} is no file here, and the Hub gave none ({type(error).__name__}:"
-                                f" {first_line(error)}); a local copy of its {VOCABULARY} can be given as"
-                                f" --vocab=PATH") from None
+        return hub_file(name, VOCABULARY)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"vocabulary {error}; a local copy of it can be given as --vocab=PATH") from None
 
 
 def train_vocabulary(cfg, source_cfg, shards, sample=10_000_000):
@@ -229,20 +216,6 @@ def train_vocabulary(cfg, source_cfg, shards, sample=10_000_000):
                          f"vocab_size={size} is less than the text's letters need; at least {least[1]}" if least else
                          f"vocab_size={size} does not fit the text: {first_line(error)}") from None
     return model.getvalue()
-
-
-def sentinels(vocabulary):
-    """(id of <extra_id_0>, number of ids): 100 above the pieces, or where the vocabulary itself has them (mT5). They
-    must count down from <extra_id_0>, as T5's do."""
-    n, unk = vocabulary.get_piece_size(), vocabulary.unk_id()
-    for mark in ("", "\u2581"):
-        ids = [vocabulary.piece_to_id(f"{mark}<extra_id_{k}>") for k in range(N_SENTINEL)]
-        if ids[0] != unk:
-            if ids != [ids[0] - k for k in range(N_SENTINEL)]:
-                raise ValueError(f"the vocabulary's own sentinels do not count down from <extra_id_0> (id {ids[0]}) to"
-                                 f" <extra_id_{N_SENTINEL - 1}>; leave them out of its pieces")
-            return ids[0], n
-    return n + N_SENTINEL - 1, n + N_SENTINEL
 
 
 def token_dtype(n_id):

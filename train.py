@@ -5,7 +5,9 @@
     python train.py config/t5_base.py --resume=True              # go on where a run stopped
 """
 import contextlib
+import importlib.util
 import math
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -17,7 +19,7 @@ import data
 import runtime
 from configurator import config_files, configure
 from data import Batches, DataConfig
-from model import T5, T5Config
+from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
 
 
@@ -41,7 +43,7 @@ class TrainConfig:
     keep: int = 1                   # last checkpoints kept, beside the best one
     resume: bool = False            # go on from out_dir/ckpt.pt
     overwrite: bool = False         # start anew although out_dir holds a run
-    init_from: str | None = None    # run folder or checkpoint whose weights to start from
+    init_from: str | None = None    # weights to start from: run folder, checkpoint, Hugging Face folder or Hub name
     dry_run: bool = False           # print sizes, FLOPs and memory, and stop
     n_sample: int = 0               # held-out sentences to fill in at the end
     tensorboard: bool = False       # also write TensorBoard's files into out_dir
@@ -138,33 +140,18 @@ def evaluate(model, rows, micro_batch_size, device, autocast):
     return {"val_loss": float(loss) / n_token, "val_accuracy": float(correct) / n_token}
 
 
-def show_samples(model, vocabulary, rows, n, device):
+def show_samples(model, tokenizer, rows, n, device):
     """Print n held-out sentences with blanks, what the model puts there, and what stood there."""
-    picked = data.pick_sentences(vocabulary, rows, n)
+    picked = data.pick_sentences(tokenizer, rows, n)
     if not picked:
         print("\nno held-out sentence is short and plain enough to be shown with its blanks")
     for number, (row, part) in enumerate(picked, 1):
         source, target = rows.rows(0, row, row + 1)
-        guess = model.generate(torch.from_numpy(source).to(device), max_new_tokens=target.shape[1])[0].tolist()
+        guess = model.generate(torch.from_numpy(source).to(device), max_new_tokens=target.shape[1],
+                               suppress=tokenizer.suppress(model.config.vocab_size))[0]
         print(f"\nheld-out sentence {number}")
-        for title, filling in (("blanks", None), ("model ", guess), ("truth ", target[0])):
-            print(f"  {title}  {fill(vocabulary, source[0, part], filling, rows)}")
-
-
-def fill(vocabulary, source, target, rows):
-    """The text of a masked sentence, each sentinel replaced by its span of `target` in brackets (None: a line)."""
-    first, n_span = rows.first_sentinel, rows.plan.n_span
-    spans = data.split_spans(target, first, n_span) if target is not None else None
-    text, plain = "", []
-    for i in [*source.tolist(), None]:
-        if i is None or first - n_span < i <= first:
-            text += data.ids_to_text(vocabulary, plain)
-            plain = []
-            if i is not None:
-                text += " ____" if spans is None else f" [{data.ids_to_text(vocabulary, spans[first - i]).strip()}]"
-        else:
-            plain.append(i)
-    return " ".join(text.split())
+        for title, filling in (("blanks", None), ("model ", guess.tolist()), ("truth ", target[0])):
+            print(f"  {title}  {tokenizer.fill(source[0, part], filling)}")
 
 
 def open_data(data_dir):
@@ -174,6 +161,14 @@ def open_data(data_dir):
         print(f"{data_dir} is not there yet: preparing the embedded corpus")
         prepare.main(["--source=pydocs", f"--out_dir={data_dir}"])
     return data.read_meta(data_dir)
+
+
+def open_tokenizer(path):
+    """The tokenizer for hf/ and for samples; None where a package for that is missing, since training needs neither."""
+    if all(importlib.util.find_spec(name) for name in ("sentencepiece", "safetensors")):
+        return data.Tokenizer(path)
+    print("note: hf/ and samples are left out; they need packages: pip install sentencepiece safetensors")
+    return None
 
 
 def dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention):
@@ -201,17 +196,32 @@ class Progress:
     seconds: float = 0.0            # spent in training steps
 
 
-def load_weights(path, model, settings, vocabulary_sha256):
-    """Fill the model from another run's checkpoint, which must have the same sizes and vocabulary."""
-    path = Path(path)
-    ckpt = runtime.load_checkpoint(path / "ckpt.pt" if path.is_dir() else path, CKPT_KEYS)
-    for name in asdict(model.config):
-        old, new = ckpt["settings"][name], settings[name]
-        if name not in ("dropout", "init") and old != new:
-            raise ValueError(f"{path} has {name}={old}, this run {name}={new}")
-    if ckpt["data"]["vocabulary_sha256"] != vocabulary_sha256:
-        raise ValueError(f"{path} was trained with another vocabulary than this run's data_dir has")
-    model.load_state_dict(ckpt["model"])
+def load_weights(init_from):
+    """(weights, settings, sha256 of the vocabulary) of a checkpoint, of a run's last one, or of a model in Hugging
+    Face's format."""
+    path = Path(init_from)
+    path = path / "ckpt.pt" if (path / "ckpt.pt").is_file() else path
+    if path.is_file():
+        ckpt = runtime.load_checkpoint(path, CKPT_KEYS)
+        return ckpt["model"], ckpt["settings"], ckpt["data"]["vocabulary_sha256"]
+    folder = pretrained_folder(init_from)
+    model = T5.from_pretrained(folder)
+    vocabulary = folder / data.VOCABULARY
+    return model.state_dict(), asdict(model.config), data.file_hash(vocabulary) if vocabulary.is_file() else None
+
+
+def check_start(init_from, theirs, t5_cfg, vocabulary_sha256, wanted_sha256):
+    """Refuse weights of other sizes or of another vocabulary than this run has."""
+    differ = {name: theirs.get(name) for name, value in asdict(t5_cfg).items()
+              if name not in ("dropout", "init") and theirs.get(name) != value}
+    if differ:
+        was, now = (", ".join(f"{name}={values[name]}" for name in differ) for values in (differ, asdict(t5_cfg)))
+        raise ValueError(f"{init_from} has {was}, this run {now}; start with its sizes:"
+                         f" {' '.join(f'--{name}={old}' for name, old in differ.items())}")
+    if vocabulary_sha256 is None:
+        print(f"warning: {init_from} holds no {data.VOCABULARY}; that its ids are those of data_dir cannot be checked")
+    elif vocabulary_sha256 != wanted_sha256:
+        raise ValueError(f"{init_from} was trained with another vocabulary than this run's data_dir has")
 
 
 def check_finite(step, losses, grad_norm, weight_norm):
@@ -245,8 +255,9 @@ def main(argv=None):
         meta = {"n_id": 32_100}
     else:
         meta = open_data(data_cfg.data_dir)
-    if t5_cfg.vocab_size is None:
-        t5_cfg.vocab_size = data.round_up(meta["n_id"])
+    start = load_weights(cfg.init_from) if cfg.init_from and not cfg.resume and not cfg.dry_run else None
+    if t5_cfg.vocab_size is None:                       # umT5's embedding has more rows than its ids need
+        t5_cfg.vocab_size = max(data.round_up(meta["n_id"]), start[1]["vocab_size"] if start else 0)
     if t5_cfg.vocab_size < meta["n_id"]:
         raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
                          f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
@@ -257,6 +268,7 @@ def main(argv=None):
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
     held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * EVAL_ROWS, meta["first_sentinel"])
     floor = data.unigram_floor(train_tokens, held_out, meta["n_id"])
+    tokenizer = open_tokenizer(Path(data_cfg.data_dir) / meta["vocabulary"])
 
     # model and optimizer, new or from a checkpoint
     has_run = (out_dir / "ckpt.pt").exists()
@@ -269,7 +281,7 @@ def main(argv=None):
     autocast = runtime.autocast(device, dtype)
     torch.manual_seed(cfg.seed)
     model = T5(t5_cfg).to(device)
-    model.set_attention(attention)
+    model.set_attention(cfg.attention)
     model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     optimizer = make_optimizer(model, optim_cfg)
     at = Progress(losses=[])
@@ -284,8 +296,11 @@ def main(argv=None):
         if at.step >= cfg.max_steps:
             print(f"done: {out_dir} is at step {at.step} of {cfg.max_steps}")
             return 0
-    elif cfg.init_from:
-        load_weights(cfg.init_from, model, settings, meta["vocabulary_sha256"])
+    elif start:
+        weights, sizes, vocabulary_sha256 = start
+        check_start(cfg.init_from, sizes, t5_cfg, vocabulary_sha256, meta["vocabulary_sha256"])
+        model.load_state_dict(weights)
+        del weights, start
     compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
     step_model = torch.compile(model) if compiled else model
 
@@ -301,6 +316,7 @@ def main(argv=None):
     if cfg.overwrite:
         for name in ("ckpt.pt", "best.pt"):
             (out_dir / name).unlink(missing_ok=True)
+        shutil.rmtree(out_dir / "hf", ignore_errors=True)
     runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     n_micro = cfg.batch_size // cfg.micro_batch_size
     flops, peak = model.flops(cfg.batch_size, plan.source, plan.target), runtime.peak_flops(device, dtype)
@@ -365,6 +381,8 @@ def main(argv=None):
                 progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
                 content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
                            "progress": progress, "settings": settings, "data": data_identity(meta)}
+                if improved and tokenizer:
+                    model.save_pretrained(out_dir / "hf", tokenizer)
                 runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
             if stopping:
                 print(f"stopped at step {step:,}; go on with --resume=True")
@@ -396,9 +414,8 @@ def main(argv=None):
 
     print(f"done: {cfg.max_steps:,} steps in {runtime.duration(at.seconds)}; best held-out loss {at.best:.4f}"
           f" (floor {floor:.4f}); see {out_dir}")
-    if cfg.n_sample:
-        vocabulary = data.load_vocabulary(Path(data_cfg.data_dir) / meta["vocabulary"])
-        show_samples(model, vocabulary, held_out, cfg.n_sample, device)
+    if cfg.n_sample and tokenizer:
+        show_samples(model, tokenizer, held_out, cfg.n_sample, device)
     return 0
 
 

@@ -100,9 +100,9 @@ def vocabulary_with_sentinels(markers):
 
 def test_sentinels_of_the_vocabulary_itself_must_count_down():
     with pytest.raises(ValueError, match=r"do not count down from <extra_id_0> \(id 3\)"):
-        prepare.sentinels(vocabulary_with_sentinels([f"<extra_id_{k}>" for k in range(100)]))
+        data.sentinels(vocabulary_with_sentinels([f"<extra_id_{k}>" for k in range(100)]))
     with pytest.raises(ValueError, match="do not count down"):
-        prepare.sentinels(vocabulary_with_sentinels(["<extra_id_1>", "<extra_id_0>"]))
+        data.sentinels(vocabulary_with_sentinels(["<extra_id_1>", "<extra_id_0>"]))
 
 
 def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
@@ -113,7 +113,7 @@ def test_markers_that_are_pieces_of_the_vocabulary_stay_text():
     assert marker in vocabulary.encode(text)
     encoder = prepare.Encoder(vocabulary, sources.SourceConfig(), "uint16", 0.0, 0)
     assert marker not in encoder.ids_of([text, "a"])[0]
-    assert prepare.sentinels(vocabulary) == (marker, 180) == (102, 180)
+    assert data.sentinels(vocabulary) == (marker, 180) == (102, 180)
 
 
 def test_sample_by_says_what_a_document_is(tmp_path, corpus):
