@@ -464,8 +464,12 @@ class Tokenizer:
     def pieces(self, text, start):
         if self.vocabulary is None:
             return [byte + 3 for byte in text.encode()]
-        glued = start > 0 and not text[:1].isspace()            # follows a sentinel without a blank
+        # after a sentinel, without a blank or what the vocabulary makes one of
+        glued = start > 0 and self.inside.normalize(f"a{text[:9]}")[1:2] != "\u2581"
         return (self.inside if glued else self.vocabulary).encode(text)
+
+    def is_sentinel(self, i):
+        return is_sentinel(i, self.first_sentinel, self.n_sentinel)
 
     def batch(self, texts):
         """Ids of several texts, each closed by EOS, shorter ones filled up with PAD.
@@ -483,7 +487,7 @@ class Tokenizer:
         do sentinels, or with sentinels=True their names."""
         text, plain = "", []
         for i in [*map(int, ids), None]:
-            if i is not None and not is_sentinel(i, self.first_sentinel, self.n_sentinel):
+            if i is not None and not self.is_sentinel(i):
                 plain.append(i)
                 continue
             text, plain = text + self.text(plain), []
@@ -507,7 +511,7 @@ class Tokenizer:
         spans = split_spans(target, self.first_sentinel, self.n_sentinel) if target is not None else {}
         text, plain = "", []
         for i in [*map(int, source), None]:
-            if i is not None and not is_sentinel(i, self.first_sentinel, self.n_sentinel):
+            if i is not None and not self.is_sentinel(i):
                 plain.append(i)
                 continue
             text, plain = text + self.text(plain), []
@@ -521,7 +525,7 @@ class Tokenizer:
         return [i for i in range(vocab_size) if i != EOS and (
             i >= self.n_id or i == PAD
             or (self.vocabulary is not None and i < self.vocabulary.get_piece_size() and self.vocabulary.is_control(i))
-            or (sentinels and is_sentinel(i, self.first_sentinel, self.n_sentinel)))]
+            or (sentinels and self.is_sentinel(i)))]
 
     def check_fits(self, vocab_size):
         """Refuse a model whose embedding is not made for this vocabulary: fewer rows, or many more."""

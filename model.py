@@ -437,7 +437,7 @@ class T5(nn.Module):
         return self.head(self.decoder.step(self.shared(ids), cache)).float()
 
     @torch.no_grad()
-    def generate(self, source, source_mask=None, max_new_tokens=64, num_beams=1, num_samples=1, temperature=0.0,
+    def generate(self, source, source_mask=None, max_new_tokens=128, num_beams=1, num_samples=1, temperature=0.0,
                  top_k=0, top_p=1.0, length_penalty=1.0, early_stopping=False, suppress=(), seed=0, on_step=None):
         """Write a target for each source: greedy by default, sampled if temperature > 0, or by beam search.
 
@@ -614,15 +614,16 @@ class T5(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {hf_name(ours): tensor.detach().contiguous() for ours, tensor in self.state_dict().items()
                    if not (self.config.tied and ours == "lm_head.weight")}
-        aside = folder / f"model.safetensors.{os.getpid()}.tmp"
-        try:
-            save_file(weights, aside, metadata={"format": "pt"})
-            os.replace(aside, folder / "model.safetensors")         # a reader finds the old file or the new one
-        finally:
-            aside.unlink(missing_ok=True)
         for name, content in (("config.json", config_to_hf(self.config)), ("generation_config.json", {
                 "decoder_start_token_id": PAD, "eos_token_id": EOS, "pad_token_id": PAD})):
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        aside = folder / f"model.safetensors.{os.getpid()}.tmp"
+        try:
+            save_file(weights, aside, metadata={"format": "pt"})
+            shutil.copymode(folder / "config.json", aside)          # safetensors lets nobody else read it
+            os.replace(aside, folder / "model.safetensors")         # a reader finds the old file or the new one
+        finally:
+            aside.unlink(missing_ok=True)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         else:
@@ -795,7 +796,7 @@ def config_from_hf(folder):
         if c.get(name, known) not in (known, None):
             raise ValueError(f"{path}: {name} {c[name]!r} is not known here, only {known}")
     # transformers 5 writes tie_word_embeddings true for all and tells v1.1 by scale_decoder_outputs; mT5 never scales
-    one_table = bool(c.get("tie_word_embeddings", True))
+    one_table = bool(c.get("tie_word_embeddings", kind != "mt5"))
     scaled = bool(c.get("scale_decoder_outputs", one_table)) and kind != "mt5"
     try:
         config = T5Config(

@@ -39,6 +39,9 @@ def run(main):
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:                     # who read our output (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Stopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,0 +1,301 @@
+"""Generation: against transformers' greedy and beam search, against the model without a cache, and by frequencies."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_model import hugging_face_twin, ids, tiny_t5
+
+import model as t5
+from model import Cache, Linear
+
+LENGTHS = [3, 40, 12, 7, 1, 25, 33, 9, 18, 5, 2, 30, 11, 14, 21, 6, 8, 37, 4, 16]
+
+
+def prompts(lengths=LENGTHS, seed=5):
+    """(ids, mask) of rows of these lengths, filled up with PAD."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return ids(*mask.shape, seed=seed).masked_fill(~mask, 0), mask
+
+
+def lively_t5(seed=0, eos=0.0, **changes):
+    """Random weights whose answers vary and end: every layer counts, and EOS is liked more by `eos`."""
+    model = tiny_t5(seed, init="nanot5", **changes).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.mul_(1.5 if "bias" in name else 4.0 if model.config.tied and name.endswith("o.weight") else 1.0)
+        if not model.config.tied:
+            model.lm_head.weight.mul_(0.25)
+        model.lm_head.weight[1] += eos * torch.randn(32, generator=torch.Generator().manual_seed(9))
+    return model
+
+
+FAMILIES = {"v1.1": {}, "v1.0": dict(tied=True, gated=False), "deep encoder": dict(n_layer=4, n_decoder_layer=1)}
+THEIR_CACHE = False      # transformers 5.24 cannot keep a cache for a decoder that is deeper than its encoder
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("family", [*FAMILIES, "umT5"])
+@pytest.mark.parametrize("attention", ["auto", "eager"])
+def test_cached_steps_equal_the_whole_decoder(family, attention):
+    """At each of 150 times, past the room that the cache begins with and past the last bucket, to 1e-5."""
+    model = tiny_t5(**FAMILIES.get(family, dict(bias_per_layer=True))).eval()
+    model.set_attention(attention)
+    source, mask = prompts([20, 6, 1])
+    target = ids(3, 150, seed=8)
+    with torch.no_grad():
+        whole = model.logits(source, target, mask)
+        cache = Cache(model.decoder.blocks, model.encode(source, mask), mask, 1)
+        for t, newest in enumerate(F.pad(target[:, :-1], (1, 0)).T):
+            step = model.next_logits(newest[:, None], cache)[:, 0]
+            torch.testing.assert_close(step, whole[:, t], atol=1e-5, rtol=0)
+
+
+def test_sequences_of_a_row_and_dropped_rows_keep_their_own_past():
+    """Three sequences a row that take over each other's past, then rows dropped and moved: as the whole decoder."""
+    model, G = tiny_t5().eval(), 3
+    source, mask = prompts([20, 6, 11])
+    rng = torch.Generator().manual_seed(1)
+    past = torch.zeros(3, G, 1, dtype=torch.long)
+    rows = torch.arange(3)
+    with torch.no_grad():
+        cache = Cache(model.decoder.blocks, model.encode(source, mask), mask, G)
+        for t in range(70):
+            step = model.next_logits(past[:, :, -1], cache)
+            for g in range(G):
+                target = F.pad(past[:, g, 1:], (0, 1), value=3)
+                whole = model.logits(source[rows], target, mask[rows])[:, -1]
+                torch.testing.assert_close(step[:, g], whole, atol=1e-5, rtol=0)
+            parent = torch.randint(G, (len(rows), G), generator=rng)
+            cache.follow(parent)
+            past = past.gather(1, parent[..., None].expand_as(past))
+            past = torch.cat([past, torch.randint(2, 160, (len(rows), G, 1), generator=rng)], 2)
+            if t in (20, 40):
+                order = t5.compact(torch.arange(len(rows)) > 0)         # the first one drops, the last takes its place
+                cache.select(order)
+                past, rows = past[order], rows[order]
+    assert rows.tolist() == [1]
+
+
+def test_rows_that_ended_leave_the_batch():
+    model = lively_t5(eos=2.0)
+    source, mask = prompts()
+    sizes, inner = [], model.next_logits
+
+    def spy(newest, cache):
+        sizes.append(len(newest))
+        return inner(newest, cache)
+
+    model.next_logits = spy
+    got = model.generate(source, mask, max_new_tokens=40)
+    n_ids = [len(until_eos(row)) for row in got.tolist()]
+    assert len(set(n_ids)) > 3
+    assert sizes == [sum(n > t for n in n_ids) for t in range(max(n_ids))]
+
+
+# --- greedy and beam search ------------------------------------------------------------------------------------------
+
+def same_rows(ours, theirs):
+    """Equal up to EOS; theirs begins with the decoder's start, and what they fill up with varies."""
+    assert [until_eos(row) for row in ours.tolist()] == [until_eos(row) for row in theirs[:, 1:].tolist()]
+
+
+def until_eos(row):
+    return row[:row.index(1) + 1] if 1 in row else row
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", [
+    dict(), dict(num_beams=4), dict(num_beams=4, early_stopping=True), dict(num_beams=3, length_penalty=0.5),
+    dict(num_beams=4, length_penalty=2.0), dict(num_beams=4, length_penalty=-1.0), dict(num_beams=2, num_samples=2)])
+def test_ids_equal_transformers(family, settings):
+    """20 prompts of 1 to 40 ids in one padded batch, 30 new ids."""
+    model = lively_t5(eos=1.0, **FAMILIES[family])
+    source, mask = prompts()
+    twin = hugging_face_twin(model).eval()
+    theirs = twin.generate(input_ids=source, attention_mask=mask.long(), max_new_tokens=30, do_sample=False,
+                           use_cache=THEIR_CACHE,
+                           **{"num_return_sequences" if k == "num_samples" else k: v for k, v in settings.items()})
+    ours = model.generate(source, mask, max_new_tokens=30, **settings)
+    same_rows(ours, theirs)
+    assert len({tuple(row) for row in ours.tolist()}) > 6
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(num_beams=4)])
+def test_suppressed_ids_never_come_and_the_rest_equals_transformers(settings):
+    model = lively_t5(eos=1.0)
+    source, mask = prompts()
+    free = model.generate(source, mask, max_new_tokens=20, **settings)
+    banned = [0, *free.unique().tolist()[4:12]]
+    theirs = hugging_face_twin(model).eval().generate(
+        input_ids=source, attention_mask=mask.long(), max_new_tokens=20, do_sample=False, suppress_tokens=banned,
+        use_cache=THEIR_CACHE, **settings)
+    ours = model.generate(source, mask, max_new_tokens=20, suppress=banned, **settings)
+    same_rows(ours, theirs)
+    for row in ours.tolist():
+        assert not set(until_eos(row)) & set(banned)
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(num_beams=4, num_samples=2), dict(temperature=1.0, num_samples=3)])
+def test_a_row_does_not_depend_on_its_companions(settings):
+    model = lively_t5(eos=1.0)
+    source, mask = prompts()
+    n = settings.get("num_samples", 1)
+    together = model.generate(source, mask, max_new_tokens=20, seed=7, **settings)
+    for row, length in enumerate(LENGTHS):
+        alone = model.generate(source[row:row + 1, :length], max_new_tokens=20, seed=7 + row, **settings)
+        width = alone.shape[1]
+        assert together[row * n:row * n + n, :width].tolist() == alone.tolist()
+        assert not together[row * n:row * n + n, width:].any()
+
+
+def test_a_source_of_4096_tokens_equals_transformers():
+    """Far beyond the training length: distances to 4,095 share the last buckets; encoder output, loss and ids."""
+    model = lively_t5()
+    twin = hugging_face_twin(model).eval()
+    source = ids(1, 4096, seed=4)
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(source), twin.encoder(source).last_hidden_state, atol=1e-4, rtol=0)
+    same_rows(model.generate(source, max_new_tokens=8),
+              twin.generate(input_ids=source, max_new_tokens=8, do_sample=False, use_cache=THEIR_CACHE))
+
+
+def test_buckets_of_far_distances_equal_transformers():
+    from transformers.models.t5.modeling_t5 import T5Attention
+    distance = torch.arange(-4095, 4096)[None]
+    for bidirectional in (True, False):
+        ours = t5.relative_bucket(distance, bidirectional)
+        assert torch.equal(ours, T5Attention._relative_position_bucket(distance, bidirectional)) and ours.max() == 31
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+def first_ids(model, n=4000, **settings):
+    """How often each id comes first, from n samples of one row."""
+    got = model.generate(ids(1, 9), max_new_tokens=1, num_samples=n, **settings)[:, 0]
+    return torch.bincount(got, minlength=160) / n
+
+
+@pytest.mark.parametrize("settings", [dict(temperature=1.0), dict(temperature=0.5), dict(temperature=1.0, top_k=5),
+                                      dict(temperature=2.0, top_p=0.6), dict(temperature=1.5, top_k=20, top_p=0.8)])
+def test_samples_come_as_often_as_their_probabilities(settings):
+    """Within 4.5 standard deviations for every id, and never from outside of top_k and top_p."""
+    model, n = lively_t5(), 4000
+    with torch.no_grad():
+        logits = model.logits(ids(1, 9), torch.tensor([[3]]))[0, 0] / settings["temperature"]
+    p, order = logits.softmax(-1).sort(descending=True)
+    k = settings.get("top_k", 160)
+    p[k:] = 0
+    p /= p.sum()
+    kept = [i for i in range(160) if p[:i].sum() < settings.get("top_p", 1.0)]
+    wanted = torch.zeros(160)
+    wanted[order[kept]] = p[kept] / p[kept].sum()
+    got = first_ids(model, n, **settings)
+    assert ((got - wanted).abs() <= 4.5 * (wanted * (1 - wanted) / n).sqrt() + 1e-9).all()
+    assert not got[wanted == 0].any()
+
+
+def test_seeds_repeat_samples_and_differ_from_each_other():
+    model, (source, mask) = lively_t5(), prompts()
+
+    def draw(seed, **more):
+        return model.generate(source, mask, max_new_tokens=12, temperature=1.0, num_samples=2, seed=seed, **more)
+
+    a = draw(3)
+    assert torch.equal(a, draw(3)) and not torch.equal(a, draw(4))
+    assert torch.equal(a, draw([3 + r for r in range(20)]))
+    assert (a[0::2] != a[1::2]).any(1).sum() >= 18                  # the two samples of a row
+    torch.manual_seed(5)
+    before = torch.rand(1)
+    torch.manual_seed(5)
+    draw(3)
+    assert torch.equal(torch.rand(1), before)                       # torch's own generator is left alone
+
+
+def test_the_narrowest_choice_is_the_greedy_one():
+    model, (source, mask) = lively_t5(eos=1.0), prompts()
+    greedy = model.generate(source, mask, max_new_tokens=15)
+    for narrow in (dict(top_k=1), dict(top_p=1e-6), dict(temperature=1e-4)):
+        assert torch.equal(model.generate(source, mask, max_new_tokens=15, **{"temperature": 1.0, **narrow}), greedy)
+
+
+def test_the_last_id_is_drawn_at_the_highest_random_number():
+    """0.99999994, the largest that torch.rand gives, at probabilities whose float32 sum is not 1."""
+    logits = torch.randn(1, 1, 32_128, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, -3:] = -math.inf
+    assert t5.draw(logits, 0, 1.0, torch.tensor([[1 - 2 ** -24]])) < 32_125
+    assert t5.draw(logits, 0, 1.0, torch.tensor([[0.0]])) == 0
+    assert t5.draw(logits, 2, 1.0, torch.tensor([[1 - 2 ** -24]])) == logits.topk(2)[1][0, 0, 1]
+
+
+# --- what it leaves behind -------------------------------------------------------------------------------------------
+
+def test_streaming_sees_each_id_and_modes_are_left_as_they_were():
+    model = lively_t5(eos=2.0, dropout=0.3)
+    model.train()
+    model.decoder.blocks[0].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    source, mask = prompts([9, 4])
+    seen = []
+    got = model.generate(source, mask, max_new_tokens=20, on_step=lambda newest: seen.append(newest.clone()))
+    assert torch.equal(torch.cat(seen, 1), got)
+    assert torch.equal(got, model.generate(source, mask, max_new_tokens=20))        # no dropout
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+    def stop(newest):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(source, mask, on_step=stop)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
+    model(source, source).backward()                                                # trainable as before
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_weights_changed_between_two_calls_count():
+    model, (source, mask) = lively_t5(), prompts()
+    a = model.generate(source, mask, max_new_tokens=5)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    b = model.generate(source, mask, max_new_tokens=5)
+    assert (a[:, 0] + b[:, 0]).tolist() == [159] * 20
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 32), (7, 32), (5, 0, 32)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_products_without_gradients_equal_those_with_them(shape, packed):
+    linear, x = Linear(32, 48), torch.randn(shape)
+    wanted = linear(x)
+    with torch.no_grad():
+        if packed and t5.ONEDNN:
+            linear.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
+        torch.testing.assert_close(linear(x), wanted.detach(), atol=1e-5, rtol=0)
+
+
+def test_a_compiled_model_generates():
+    """torch.compile's wrapper passes on what it does not define."""
+    model, (source, mask) = lively_t5(), prompts()
+    assert torch.equal(torch.compile(model).generate(source, mask, max_new_tokens=3),
+                       model.generate(source, mask, max_new_tokens=3))
+
+
+@pytest.mark.parametrize("settings, part", [
+    (dict(max_new_tokens=0), "max_new_tokens=0"), (dict(num_beams=0), "num_beams=0"),
+    (dict(num_samples=2), "need a temperature above 0"), (dict(top_k=5), "need a temperature above 0"),
+    (dict(temperature=-1.0), "temperature=-1.0"), (dict(temperature=1.0, top_p=0.0), "top_p=0.0"),
+    (dict(temperature=1.0, num_beams=2), "exclude each other"), (dict(num_beams=2, num_samples=3), "more than"),
+])
+def test_settings_that_do_not_go_together(settings, part):
+    with pytest.raises(ValueError, match=part):
+        tiny_t5().generate(ids(1, 4), **settings)
+
+
+def test_under_autocast_products_are_in_bfloat16():
+    model, (source, mask) = lively_t5(), prompts([9, 4])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model.generate(source, mask, max_new_tokens=4)
+    assert low.shape == (2, 4)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.lm_head(torch.randn(1, 32)).dtype == torch.bfloat16
