@@ -576,7 +576,7 @@ class T5(nn.Module):
         aliases = dict.fromkeys(COPIES, "shared.weight")
         if config.tied:
             aliases["lm_head.weight"] = "shared.weight"
-        found, unknown = {}, []
+        found, first, unknown = {}, {}, []
         for path in weight_files(folder):
             for theirs, tensor in read_weights(path):
                 theirs = theirs.removeprefix("module.").removeprefix("_orig_mod.")
@@ -587,9 +587,10 @@ class T5(nn.Module):
                     raise ValueError(f"{path}: {theirs} has the shape {tuple(tensor.shape)}, config.json asks for"
                                      f" {tuple(wanted[key][1])}")
                 elif key not in found:
-                    found[key] = tensor.to(device)
+                    found[key], first[key] = tensor.to(device), theirs
                 elif not torch.equal(found[key], tensor.to(device)):
-                    raise ValueError(f"{path}: {theirs} differs from {key}, though config.json says that both are one")
+                    raise ValueError(f"{path}: {theirs} differs from {first[key]}, though config.json says that both"
+                                     f" are one")
         if one_table and "lm_head.weight" not in found and "shared.weight" in found:
             found["lm_head.weight"] = found["shared.weight"] if config.tied else found["shared.weight"].clone()
         missing = sorted(set(wanted) - set(found))
@@ -840,7 +841,7 @@ def weight_files(folder):
     raise FileNotFoundError(f"{folder} holds no weights: there is none of {', '.join(WEIGHTS)}")
 
 
-def read_weights(path, block=1 << 24):
+def read_weights(path, block=1 << 22):
     """Yield (name, fp32 tensor) of one file of weights. Of a .safetensors at most `block` elements are held besides
     the tensor itself: the library maps the file into memory, and what has been read counts until the map is closed."""
     try:

@@ -266,16 +266,17 @@ def test_held_out_rows_do_not_depend_on_seed_or_number(tmp_path):
     assert (few.rows(0)[0] == many.rows(0)[0][:3]).all()
 
 
-def test_the_unigram_floor_by_hand(tmp_path):
-    """Tokens 3 and 4 in equal numbers: log 2 a piece (add-one smoothing over 110 ids shifts that by a known amount),
+@pytest.mark.parametrize("first_sentinel, token", [(109, 3), (102, 103)])     # above the pieces; among them
+def test_the_unigram_floor_by_hand(tmp_path, first_sentinel, token):
+    """Two tokens in equal numbers: log 2 a piece (add-one smoothing over 110 ids shifts that by a known amount),
     plus log C(n_noise - 1, n_span - 1) a row for the layout; sentinels and EOS are free."""
     folder, n = make_folder(tmp_path, n_id=110), 40_000
     meta = json.loads((folder / "meta.json").read_text())
-    (np.arange(n) % 2 + 3).astype("uint16").tofile(folder / "train-0.bin")
+    (np.arange(n) % 2 + token).astype("uint16").tofile(folder / "train-0.bin")
     meta["splits"]["train"]["parts"][0]["tokens"] = n
     (folder / "meta.json").write_text(json.dumps(meta))
     plan = span_plan(64)                                    # 10 masked tokens in 3 spans, target 14
     tokens = Tokens(folder, "train")
-    rows = Batches(tokens, plan, 0, 5, 109)
+    rows = Batches(tokens, plan, 0, 5, first_sentinel)
     piece = -np.log((n / 2 + 1) / (n + 110))
     assert abs(data.unigram_floor(tokens, rows, 110) - (10 * piece + np.log(36)) / 14) < 1e-9
