@@ -3,12 +3,16 @@
     python bench.py config/t5_small.py --what=step --batch_size=4           # --peer=hf: transformers' T5 as well
     python bench.py config/t5_small.py --what=optim
     python bench.py config/t5_small.py --what=data --batch_size=128
+    python bench.py config/t5_small.py --what=generate --batch_size=8 --num_beams=4     # --peer=hf,ct2
 
 Machines are noisy: read the ratios of one run, not the seconds.
 """
+import json
+import multiprocessing
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +23,20 @@ import data
 import runtime
 from configurator import configure
 from data import Batches, DataConfig
-from model import T5, T5Config, hf_name
+from model import EOS, T5, T5Config, hf_name
 from optim import OptimConfig, make_optimizer
 
 
 @dataclass
 class BenchConfig:
     """What is measured."""
-    what: str = "step"              # step, optim or data
+    what: str = "step"              # step, optim, data or generate
     batch_size: int = 4             # rows of a step or of a batch
     repeats: int = 9                # timed calls of each contestant, after one that is not timed
     compile: bool = False           # step: also measure the compiled model
-    peer: str | None = None         # step: hf to measure transformers' T5 beside ours
+    peer: str | None = None         # step, generate: hf: transformers' T5 beside ours; generate: ct2: CTranslate2's
+    num_beams: int = 1              # generate: 1: greedy
+    new_tokens: int = 64            # generate: ids written for each row
     device: str = "auto"            # auto, cpu, cuda
     dtype: str = "auto"             # auto, float32, bfloat16
 
@@ -133,6 +139,73 @@ def bench_data(cfg, plan):
         print(f"  memory over 1,000 batches: {(private_memory() - before) / 1e6:+.1f} MB")
 
 
+def bench_generate(cfg, model, source_length, device):
+    """64 ids for each of some rows of random ids, all as long: encoder, caches, search."""
+    with torch.no_grad():
+        model.lm_head.weight[EOS] = 0                       # a logit of 0: never the best of thousands, so no row ends
+    model.eval()
+    source = torch.randint(3, model.config.vocab_size, (cfg.batch_size, source_length), device=device)
+    answers, contestants = {}, {}
+
+    def contestant(name, call):
+        def run():
+            answers[name] = call()
+        contestants[name] = run
+
+    contestant("ours", lambda: model.generate(source, None, cfg.new_tokens, cfg.num_beams).tolist())
+    peers = (cfg.peer or "").split(",")
+    if "hf" in peers:
+        theirs = hugging_face(model).to(device).eval()
+        theirs.set_attn_implementation("sdpa")              # transformers' own default
+        mask = torch.ones_like(source)
+        contestant("hf", lambda: theirs.generate(
+            input_ids=source, attention_mask=mask, max_new_tokens=cfg.new_tokens, num_beams=cfg.num_beams,
+            do_sample=False)[:, 1:].tolist())
+    with tempfile.TemporaryDirectory() as folder:
+        if "ct2" in peers:
+            contestant("ct2", ctranslate2_call(cfg, model, source.tolist(), Path(folder)))
+        seconds = alternate(contestants, cfg.repeats, device)
+    print(f"{cfg.batch_size} rows of {source_length} tokens to {cfg.new_tokens} new ones,"
+          f" {'greedy' if cfg.num_beams == 1 else f'{cfg.num_beams} beams'}")
+    for name, t in seconds.items():
+        same = sum(a == b for a, b in zip(answers["ours"], answers[name], strict=True))
+        print(f"  {name:<6} {t:.2f} s  {cfg.batch_size * cfg.new_tokens / t:,.0f} tokens/s  {t / seconds['ours']:.2f} x"
+              f" ours  {same} of {cfg.batch_size} rows as ours")
+
+
+def ctranslate2_call(cfg, model, source, folder):
+    """A call of CTranslate2's translate_batch with the same weights, in float32 and with as many threads. It runs in a
+    process of its own: in ours its threads make every small operation of torch slower (10.6 -> 16.5 ms a step; LOG.md,
+    2026-12-02)."""
+    import ctranslate2
+    model.save_pretrained(folder / "hf", data.Tokenizer())      # it wants a vocabulary; bytes and made-up names will do
+    ctranslate2.converters.TransformersConverter(str(folder / "hf")).convert(str(folder / "ct2"))
+    vocabulary = folder / "ct2" / "shared_vocabulary.json"
+    names = json.loads(vocabulary.read_text(encoding="utf-8"))
+    names[3:] = [f"<{i}>" for i in range(3, len(names))]
+    vocabulary.write_text(json.dumps(names), encoding="utf-8")
+    ids = {name: i for i, name in enumerate(names)}
+    rows = [[names[i] for i in row] for row in source]
+    process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), ctranslate2_load,
+                                  (str(folder / "ct2"), torch.get_num_threads()))
+
+    def call():
+        answers = process.submit(ctranslate2_translate, rows, cfg.num_beams, cfg.new_tokens).result()
+        return [[ids[name] for name in row] for row in answers]
+    return call
+
+
+def ctranslate2_load(folder, threads):
+    global translator
+    import ctranslate2
+    translator = ctranslate2.Translator(folder, device="cpu", compute_type="float32", intra_threads=threads)
+
+
+def ctranslate2_translate(rows, num_beams, new_tokens):
+    answers = translator.translate_batch(rows, beam_size=num_beams, max_decoding_length=new_tokens, max_input_length=0)
+    return [answer.hypotheses[0] for answer in answers]
+
+
 def private_memory():
     """Bytes of this process that are not file pages (Linux)."""
     rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
@@ -141,8 +214,8 @@ def private_memory():
 
 def main(argv=None):
     cfg, data_cfg, optim_cfg, t5_cfg = configure(BenchConfig, DataConfig, OptimConfig, T5Config, argv=argv)
-    if cfg.what not in ("step", "optim", "data"):
-        raise ValueError(f"what={cfg.what!r} is unknown; there are step, optim and data")
+    if cfg.what not in ("step", "optim", "data", "generate"):
+        raise ValueError(f"what={cfg.what!r} is unknown; there are step, optim, data and generate")
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
     if cfg.what == "data":
         return bench_data(cfg, plan)
@@ -152,6 +225,8 @@ def main(argv=None):
     model = T5(t5_cfg).to(device)
     if cfg.what == "optim":
         return bench_optim(cfg, model, optim_cfg, device)
+    if cfg.what == "generate":
+        return bench_generate(cfg, model, plan.source, device)
     return bench_step(cfg, model, plan, device, runtime.pick_dtype(cfg.dtype, device))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import bench
 import prepare
+import sample
 import sources
 import train
 from configurator import configure
@@ -16,7 +17,7 @@ from configurator import configure
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"configurator", "model", "data", "optim", "runtime"}
 ALLOWED = {"sources": {"runtime"}, "prepare": {"configurator", "data", "runtime", "sources"},
-           "train": BASE | {"prepare"}, "bench": BASE}
+           "train": BASE | {"prepare"}, "bench": BASE, "sample": BASE}
 
 
 def imports(path):
@@ -69,7 +70,7 @@ def test_every_command_of_the_readme_is_understood(script, arguments):
                "prepare": (prepare.PrepareConfig, sources.SourceConfig),
                "bench": (bench.BenchConfig, train.DataConfig, train.OptimConfig, train.T5Config)}
     argv = [str(ROOT / a) if a.endswith(".py") else a for a in shlex.split(arguments, comments=True)]
-    assert argv and configure(*classes[script], argv=argv)
+    assert argv and (sample.parse(argv) if script == "sample" else configure(*classes[script], argv=argv))
 
 
 def test_the_papers_default_is_nanot5s():
