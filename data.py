@@ -483,41 +483,46 @@ class Tokenizer:
         return ids, np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
 
     def decode(self, ids, sentinels=False):
-        """Text of ids. Padding, EOS and ids without a piece (negative ones, those above the last) give nothing, and so
-        do sentinels, or with sentinels=True their names."""
-        text, plain = "", []
-        for i in [*map(int, ids), None]:
-            if i is not None and not self.is_sentinel(i):
-                plain.append(i)
-                continue
-            text, plain = text + self.text(plain), []
-            if i is not None and sentinels:
+        """Text of ids, as SentencePiece's decode. Padding, EOS and ids without a piece (negative ones, those above the
+        last) give nothing, and so do sentinels, or with sentinels=True their names."""
+        if not sentinels:
+            return self.plain([i for i in map(int, ids) if not self.is_sentinel(i)])
+        text = ""
+        for part, k in self.segments(ids):
+            text += part
+            if k is not None:
                 apart = self.vocabulary is not None and text[-1:] not in ("", " ")
-                text += f"{' ' * apart}<extra_id_{self.first_sentinel - i}>"
-        return text.strip()
+                text += f"{' ' * apart}<extra_id_{k}>"
+        return text if self.vocabulary is None else text.removeprefix(" ")
 
-    def text(self, ids):
-        """The same of ids without sentinels, blanks kept at both ends."""
+    def plain(self, ids):
         if self.vocabulary is None:
             return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", "ignore")
-        n, v = self.vocabulary.get_piece_size(), self.vocabulary
-        ids = [i for i in ids if 0 <= i < n and not v.is_control(i)]
-        blank = " " if ids and v.id_to_piece(ids[0]).startswith("\u2581") else ""     # decode() drops the first one
-        return blank + v.decode(ids)
+        n, control = self.vocabulary.get_piece_size(), self.vocabulary.is_control
+        return self.vocabulary.decode([i for i in ids if 0 <= i < n and not control(i)])
+
+    def segments(self, ids):
+        """(text, k) of each stretch of ids, with the blank that its first piece may begin with, and of the sentinel k
+        that ends it; k is None for the last one."""
+        stretch = []
+        for i in [*map(int, ids), None]:
+            if i is None or self.is_sentinel(i):
+                blank = self.vocabulary is not None and stretch and stretch[0] < self.vocabulary.get_piece_size() and \
+                    self.vocabulary.id_to_piece(stretch[0]).startswith("\u2581")     # which decode() drops
+                yield " " * bool(blank) + self.plain(stretch), None if i is None else self.first_sentinel - i
+                stretch = []
+            else:
+                stretch += [i] if i > EOS else []
 
     def fill(self, source, target=None):
         """The sentence of source ids, each sentinel replaced by what target ids say for it, in brackets; where they say
         nothing, or without a target, by a line."""
         spans = split_spans(target, self.first_sentinel, self.n_sentinel) if target is not None else {}
-        text, plain = "", []
-        for i in [*map(int, source), None]:
-            if i is not None and not self.is_sentinel(i):
-                plain.append(i)
-                continue
-            text, plain = text + self.text(plain), []
-            if i is not None:
-                answer = spans.get(self.first_sentinel - i)
-                text += " ____" if answer is None else f" [{self.decode(answer)}]"
+        text = ""
+        for part, k in self.segments(source):
+            text += part
+            if k is not None:
+                text += f" [{self.decode(spans[k]).strip()}]" if k in spans else " ____"
         return " ".join(text.split())
 
     def suppress(self, vocab_size, sentinels=False):
