@@ -19,6 +19,7 @@ import prepare
 import runtime
 import train
 from configurator import configure
+from model import T5, T5Config
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = ["--input_length=32", "--d_model=32", "--d_kv=8", "--d_ff=48", "--n_head=3", "--n_layer=2",
@@ -388,6 +389,42 @@ def test_weights_of_another_run_can_be_the_start(corpus, tmp_path):
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"other\.pt is not a checkpoint of train\.py: it lacks step, model"):
         run(corpus, tmp_path / "c", "--max_steps=1", f"--init_from={tmp_path / 'other.pt'}")
+
+
+def test_a_model_in_hugging_faces_format_can_be_the_start(corpus, tmp_path, capsys):
+    """The best model of a run, from its hf/; one of more rows than the ids need; one of other sizes or vocabulary."""
+    run(corpus, tmp_path / "a", "--max_steps=12", "--tied=True")
+    run(corpus, tmp_path / "b", "--max_steps=1", "--tied=True", f"--init_from={tmp_path / 'a' / 'hf'}")
+    held_out = {name: metrics(tmp_path / name, "val_loss") for name in "ab"}
+    assert held_out["b"][0][2] == min(loss for _, _, loss in held_out["a"]) < held_out["a"][0][2]
+    with pytest.raises(ValueError, match="a/hf has tied=True, this run tied=False; start with its sizes: --tied=True"):
+        run(corpus, tmp_path / "c", "--max_steps=1", f"--init_from={tmp_path / 'a' / 'hf'}")
+    (tmp_path / "a" / "hf" / "spiece.model").unlink()
+    capsys.readouterr()
+    run(corpus, tmp_path / "d", "--max_steps=1", "--tied=True", f"--init_from={tmp_path / 'a' / 'hf'}")
+    assert "holds no spiece.model" in capsys.readouterr().out
+    (tmp_path / "a" / "hf" / "spiece.model").write_bytes(b"another")
+    with pytest.raises(ValueError, match="was trained with another vocabulary"):
+        run(corpus, tmp_path / "c", "--max_steps=1", "--tied=True", f"--init_from={tmp_path / 'a' / 'hf'}")
+    wide = T5(T5Config(vocab_size=640, d_model=32, d_kv=16, d_ff=48, n_head=2, n_layer=1))
+    wide.save_pretrained(tmp_path / "wide")
+    run(corpus, tmp_path / "e", "--max_steps=1", "--d_model=32", "--d_kv=16", "--d_ff=48", "--n_head=2", "--n_layer=1",
+        f"--init_from={tmp_path / 'wide'}")
+    assert checkpoint(tmp_path / "e")["settings"]["vocab_size"] == 640
+    for name, part in (("no/such/folder", "no/such/folder is no folder here"),
+                       (str(corpus), "holds no model in Hugging Face's format")):
+        with pytest.raises(FileNotFoundError, match=part):
+            run(corpus, tmp_path / "c", "--max_steps=1", f"--init_from={name}")
+
+
+def test_the_written_model_is_the_best_one_and_goes_with_an_overwritten_run(corpus, tmp_path, monkeypatch, capsys):
+    run(corpus, tmp_path, "--max_steps=4", "--eval_every=2")
+    best = torch.load(tmp_path / "best.pt", weights_only=True)["model"]
+    assert all(torch.equal(tensor, best[name]) for name, tensor in T5.from_pretrained(tmp_path).state_dict().items())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    run(corpus, tmp_path, "--max_steps=2", "--overwrite=True")
+    assert not (tmp_path / "hf").exists() and (tmp_path / "best.pt").exists()
+    assert "pip install sentencepiece safetensors" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv, part", [
