@@ -69,8 +69,8 @@ ONEDNN = (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.m
 
 class Linear(nn.Linear):
     """A matrix product without a shift. On an x86 CPU, where no gradient is wanted, it goes to oneDNN and not to the
-    BLAS behind F.linear: on an AMD EPYC that takes two thirds of the time for 4,096 rows, and for v1.1 small's head on
-    8 rows half of it, or a quarter once the weight is `packed` (LOG.md, 2026-12-01)."""
+    BLAS behind F.linear: on an AMD EPYC that takes less than half of the time for 4,096 rows, and for v1.1 small's head
+    on 8 rows a quarter of it once the weight is `packed` (LOG.md, 2026-12-02)."""
 
     packed = None       # the weight in oneDNN's own order, while generate() runs
 
@@ -748,31 +748,25 @@ def pretrained_folder(name):
 
 
 def hub_folder(name):
-    """The local copy of a repository: its config, its weights in one format, its tokenizer; fetched where missing."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    def fetch(names, needed=1):
-        found = []
-        for file in names:
-            try:
-                found.append(Path(hf_hub_download(name, file)))
-            except EntryNotFoundError:
-                continue
-            if len(found) == needed:
-                break
-        return found
-
+    """The local copy of a model on the Hub, fetched where it is not whole: config, weights in one format, tokenizer."""
+    from huggingface_hub import HfApi, snapshot_download
+    local = None
+    with contextlib.suppress(Exception):
+        folder = Path(snapshot_download(name, local_files_only=True))
+        local = folder if all(path.is_file() for path in weight_files(folder)) else None
+    if local and any((local / file).is_file() for file in TOKENIZER):
+        return local                                            # no question to the network
     try:
-        config = Path(hf_hub_download(name, "config.json"))
-        weights = fetch(WEIGHTS)
-        if weights and weights[0].suffix == ".json":
-            fetch(sorted(set(json.loads(weights[0].read_text(encoding="utf-8"))["weight_map"].values())), math.inf)
-        fetch(TOKENIZER, math.inf)
+        files = HfApi().list_repo_files(name)
+        kind = next((file for file in WEIGHTS if file in files), WEIGHTS[0])
+        shards = "model-*.safetensors" if kind.startswith("model") else "pytorch_model-*.bin"
+        return Path(snapshot_download(name, allow_patterns=["config.json", *TOKENIZER, kind, shards]))
     except Exception as error:
-        raise FileNotFoundError(f"model {name} is no folder here, and the Hub gave none ({type(error).__name__}:"
-                                f" {str(error).strip().partition(chr(10))[0]})") from None
-    return config.parent
+        if local:
+            return local
+        first = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(f"model {name} is no folder here, and the Hub gave none"
+                                f" ({type(error).__name__}: {first})") from None
 
 
 def config_from_hf(folder):

@@ -2,6 +2,7 @@
 
 Runs under transformers 4 and 5 alike; they differ in what config.json says of v1.1 (data of both kinds are made here).
 """
+import fnmatch
 import json
 import os
 import subprocess
@@ -326,6 +327,28 @@ def test_a_name_on_the_hub_is_read_from_its_cache(hub, corpus, tmp_path):
     Tokenizer().save_pretrained(tmp_path / "b")
     into_cache(hub, "someone/bytes", tmp_path / "b")
     assert Tokenizer.from_pretrained("someone/bytes").vocabulary is None
+
+
+@pytest.mark.parametrize("files, wanted", [
+    (["config.json", "model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+    (["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json",
+      "flax_model.msgpack"], ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"]),
+    (["config.json", "pytorch_model-1-of-1.bin", "pytorch_model.bin.index.json", "spiece.model", "README.md"],
+     ["pytorch_model-1-of-1.bin", "pytorch_model.bin.index.json", "spiece.model"])])
+def test_one_format_of_the_weights_is_fetched(hub, files, wanted, monkeypatch, tmp_path):
+    import huggingface_hub
+    asked, local = [], huggingface_hub.snapshot_download
+
+    def download(name, allow_patterns=None, **more):
+        if more:
+            return local(name, **more)                          # what is there already: nothing
+        asked.extend(allow_patterns)
+        return tmp_path
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, name: files)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert pretrained_folder("someone/large") == tmp_path
+    assert [f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in asked)] == ["config.json", *wanted]
 
 
 def test_names_that_give_no_model_get_one_line(hub, tmp_path):
