@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 PAD, EOS = 0, 1         # T5's ids; the decoder starts from PAD
 IGNORE = -100           # a target with this id costs nothing (torch's and Hugging Face's convention)
-LOWEST = torch.finfo(torch.float32).min     # what hides a key; finite, so that a row of hidden keys has no NaN
+LOWEST = torch.finfo(torch.bfloat16).min    # what hides a key; finite in float32 too: a row of hidden keys has no NaN
 
 
 @dataclass

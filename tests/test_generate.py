@@ -296,6 +296,10 @@ def test_under_autocast_products_are_in_bfloat16():
     model, (source, mask) = lively_t5(), prompts([9, 4])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = model.generate(source, mask, max_new_tokens=4)
-    assert low.shape == (2, 4)
+        mask[1] = False                             # nothing but padding
+        assert model.generate(source, mask, max_new_tokens=4).shape == low.shape == (2, 4)
+        for attention in ("eager", "sdpa"):
+            model.set_attention(attention)
+            assert model.logits(source, source, mask).isfinite().all()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.lm_head(torch.randn(1, 32)).dtype == torch.bfloat16
