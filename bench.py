@@ -56,7 +56,7 @@ def alternate(contestants, repeats, device):
 
 
 def hugging_face(model):
-    """transformers' T5 with the same weights, eager attention."""
+    """transformers' T5 with the same weights, eager attention, in training mode."""
     import transformers
     c = model.config
     theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(
@@ -139,8 +139,8 @@ def bench_data(cfg, plan):
         print(f"  memory over 1,000 batches: {(private_memory() - before) / 1e6:+.1f} MB")
 
 
-def bench_generate(cfg, model, source_length, device):
-    """64 ids for each of some rows of random ids, all as long: encoder, caches, search."""
+def bench_generate(cfg, model, source_length, device, dtype):
+    """new_tokens ids for each of some rows of random ids, all as long: encoder, caches, search."""
     with torch.no_grad():
         model.lm_head.weight[EOS] = 0                       # a logit of 0: never the best of thousands, so no row ends
     model.eval()
@@ -164,7 +164,8 @@ def bench_generate(cfg, model, source_length, device):
     with tempfile.TemporaryDirectory() as folder:
         if "ct2" in peers:
             contestant("ct2", ctranslate2_call(cfg, model, source.tolist(), Path(folder)))
-        seconds = alternate(contestants, cfg.repeats, device)
+        with runtime.autocast(device, dtype):
+            seconds = alternate(contestants, cfg.repeats, device)
     print(f"{cfg.batch_size} rows of {source_length} tokens to {cfg.new_tokens} new ones,"
           f" {'greedy' if cfg.num_beams == 1 else f'{cfg.num_beams} beams'}")
     for name, t in seconds.items():
@@ -216,18 +217,23 @@ def main(argv=None):
     cfg, data_cfg, optim_cfg, t5_cfg = configure(BenchConfig, DataConfig, OptimConfig, T5Config, argv=argv)
     if cfg.what not in ("step", "optim", "data", "generate"):
         raise ValueError(f"what={cfg.what!r} is unknown; there are step, optim, data and generate")
+    known = {"step": ["hf"], "generate": ["hf", "ct2"]}.get(cfg.what, [])
+    unknown = [peer for peer in (cfg.peer.split(",") if cfg.peer else []) if peer not in known]
+    if unknown:
+        raise ValueError(f"peer={unknown[0]!r} is unknown; what={cfg.what} has {', '.join(known) or 'none'}")
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
     if cfg.what == "data":
         return bench_data(cfg, plan)
     device = runtime.pick_device(cfg.device)
+    dtype = runtime.pick_dtype(cfg.dtype, device)
     t5_cfg.vocab_size = t5_cfg.vocab_size or 32_128
     torch.manual_seed(0)
     model = T5(t5_cfg).to(device)
     if cfg.what == "optim":
         return bench_optim(cfg, model, optim_cfg, device)
     if cfg.what == "generate":
-        return bench_generate(cfg, model, plan.source, device)
-    return bench_step(cfg, model, plan, device, runtime.pick_dtype(cfg.dtype, device))
+        return bench_generate(cfg, model, plan.source, device, dtype)
+    return bench_step(cfg, model, plan, device, dtype)
 
 
 if __name__ == "__main__":

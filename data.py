@@ -317,11 +317,12 @@ def hub_file(name, file, optional=False):
     """The local copy of a file of a model on the Hub, fetched if it is not there yet; an `optional` one that the model
     lacks is None."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     try:
         return Path(hf_hub_download(name, file))
     except Exception as error:
-        if optional and isinstance(error, EntryNotFoundError):
+        lacks_it = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+        if optional and lacks_it:                               # not: no network to ask
             return None
         first = str(error).strip().partition("\n")[0]
         raise FileNotFoundError(f"{name} is no file or folder here, and the Hub gave no {file} of it"
@@ -385,8 +386,10 @@ class Tokenizer:
     """Text to ids and back for prompts and answers: a SentencePiece vocabulary with T5's sentinels, or ByT5's bytes.
 
     `<extra_id_N>` in a text becomes a sentinel here, and here only: prepare.py keeps it as text. Other names of
-    special ids, such as </s>, stay text. Ids are those of Hugging Face's T5 tokenizer with legacy=False: no blank is
-    put before a text that follows a sentinel at once, "<extra_id_0>. Hello" -> 32099 5 8774. tests/test_tokenizer.py
+    special ids, such as </s>, stay text. Ids are those of transformers 4's T5 tokenizer with legacy=False: no blank is
+    put before a text that follows a sentinel at once, "<extra_id_0>. Hello" -> 32099 5 8774. That needs a vocabulary
+    that folds blanks and puts one in front, as T5's and prepare.py's do; with others, blanks beside a sentinel become
+    pieces as they stand. tests/test_tokenizer.py
 
     Attributes: n_id, ids in all; first_sentinel, the id of <extra_id_0>; n_sentinel, how many count down from there.
     """
@@ -402,49 +405,55 @@ class Tokenizer:
             self.vocabulary = load_vocabulary(vocabulary)
             check_layout(self.vocabulary, vocabulary)
             self.first_sentinel, self.n_id = sentinels(self.vocabulary, n_sentinel)
-            inside = self.n_id == self.vocabulary.get_piece_size() and n_sentinel > 0
-            self.n_sentinel = N_SENTINEL if inside else n_sentinel
+            has_own = self.n_id == self.vocabulary.get_piece_size() and n_sentinel > 0
+            self.n_sentinel = N_SENTINEL if has_own else n_sentinel
 
     @classmethod
     def from_pretrained(cls, name):
         """The tokenizer of a folder in Hugging Face's format (or of its hf/), or of a model on the Hub."""
         folder = Path(name).expanduser()
-        if folder.is_dir():
-            folder = folder / "hf" if (folder / "hf").is_dir() else folder
-            config, vocabulary = folder / "tokenizer_config.json", folder / VOCABULARY
-        else:
-            config, vocabulary = (hub_file(str(name), file, True) for file in ("tokenizer_config.json", VOCABULARY))
-        settings = {}
-        if config and config.is_file():
+        local = folder.is_dir()
+
+        def find(file):
+            path = folder / file if local else hub_file(str(name), file, optional=True)
+            return path if path and path.is_file() else None
+
+        if local and not find("tokenizer_config.json") and not find(VOCABULARY):
+            folder = folder / "hf"
+        config, n_sentinel = find("tokenizer_config.json"), N_SENTINEL
+        if config:
             try:
                 settings = json.loads(config.read_text(encoding="utf-8"))
-                kind = settings.get("tokenizer_class") or ""
-            except (ValueError, AttributeError):
+                kind, n_sentinel = settings.get("tokenizer_class"), n_sentinel_of(settings)
+            except (ValueError, AttributeError, TypeError):
                 raise ValueError(f"{config} is not Hugging Face's tokenizer_config.json") from None
-            if kind.startswith("ByT5"):
+            if str(kind).startswith("ByT5"):
                 return cls()
-        if not vocabulary or not vocabulary.is_file():
+        vocabulary = find(VOCABULARY)
+        if not vocabulary:
             raise FileNotFoundError(f"{name} holds no vocabulary: there is no {VOCABULARY} in it, nor the"
                                     f" tokenizer_config.json of a ByT5; give one with --vocab=PATH")
-        return cls(vocabulary, n_sentinel_of(settings))
+        return cls(vocabulary, n_sentinel)
 
     def save_pretrained(self, folder):
         """Write the files that Hugging Face's AutoTokenizer opens: the vocabulary and tokenizer_config.json."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "ByT5Tokenizer"}
+        config, files = {"tokenizer_class": "ByT5Tokenizer"}, {}
         if self.vocabulary is not None:
             n_piece = self.vocabulary.get_piece_size()
             config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.n_id - n_piece, "legacy": False}
-            content = self.path.read_bytes()
-            (folder / VOCABULARY).write_bytes(content)
+            files[VOCABULARY] = self.path.read_bytes()
         config |= {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        files["tokenizer_config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+        for file, content in files.items():         # a run writes the same each time: then nobody finds half a file
+            if not (folder / file).is_file() or (folder / file).read_bytes() != content:
+                (folder / file).write_bytes(content)
         for file in ("tokenizer.json", "special_tokens_map.json", "added_tokens.json"):     # of what was there before
             (folder / file).unlink(missing_ok=True)
 
     @functools.cached_property
-    def inside(self):
+    def without_blank(self):
         """The vocabulary without the blank that SentencePiece puts before a text: normalizer_spec (field 3 of the
         model) is given once more, with add_dummy_prefix (its field 3) false."""
         import sentencepiece
@@ -455,18 +464,19 @@ class Tokenizer:
         """Ids of a text, a list, without EOS."""
         text = text.encode("utf-8", "replace").decode()         # lone surrogates, such as odd bytes of a command line
         ids, start = [], 0
-        for mark in re.finditer(r"<extra_id_(0|[1-9]\d{0,3})>", text):
+        for mark in re.finditer(r"<extra_id_(0|[1-9][0-9]{0,3})>", text):
             if int(mark[1]) < self.n_sentinel:
-                ids += [*self.pieces(text[start:mark.start()], start), self.first_sentinel - int(mark[1])]
+                ids += self.pieces(text[start:mark.start()], start > 0)
+                ids.append(self.first_sentinel - int(mark[1]))
                 start = mark.end()
-        return ids + self.pieces(text[start:], start)
+        return ids + self.pieces(text[start:], start > 0)
 
-    def pieces(self, text, start):
+    def pieces(self, text, follows_sentinel):
         if self.vocabulary is None:
             return [byte + 3 for byte in text.encode()]
-        # after a sentinel, without a blank or what the vocabulary makes one of
-        glued = start > 0 and self.inside.normalize(f"a{text[:9]}")[1:2] != "\u2581"
-        return (self.inside if glued else self.vocabulary).encode(text)
+        # does it begin with a blank, or with what the vocabulary makes one of? Its first letters tell
+        glued = follows_sentinel and self.without_blank.normalize(f"a{text[:9]}")[1:2] != "\u2581"
+        return (self.without_blank if glued else self.vocabulary).encode(text)
 
     def is_sentinel(self, i):
         return is_sentinel(i, self.first_sentinel, self.n_sentinel)
@@ -486,7 +496,7 @@ class Tokenizer:
         """Text of ids, as SentencePiece's decode. Padding, EOS and ids without a piece (negative ones, those above the
         last) give nothing, and so do sentinels, or with sentinels=True their names."""
         if not sentinels:
-            return self.plain([i for i in map(int, ids) if not self.is_sentinel(i)])
+            return self.plain([i for i in map(int, ids) if self.is_text(i)])
         text = ""
         for part, k in self.segments(ids):
             text += part
@@ -495,24 +505,31 @@ class Tokenizer:
                 text += f"{' ' * apart}<extra_id_{k}>"
         return text if self.vocabulary is None else text.removeprefix(" ")
 
+    def is_text(self, i):
+        """Whether an id has a piece of text: padding, EOS, sentinels and ids past the end have none."""
+        if self.vocabulary is None:
+            return 3 <= i < self.n_id and not self.is_sentinel(i)
+        return (0 <= i < self.vocabulary.get_piece_size() and not self.vocabulary.is_control(i)
+                and not self.is_sentinel(i))
+
     def plain(self, ids):
         if self.vocabulary is None:
-            return bytes(i - 3 for i in ids if 3 <= i < 259).decode("utf-8", "ignore")
-        n, control = self.vocabulary.get_piece_size(), self.vocabulary.is_control
-        return self.vocabulary.decode([i for i in ids if 0 <= i < n and not control(i)])
+            return bytes(i - 3 for i in ids).decode("utf-8", "ignore")
+        return self.vocabulary.decode(ids)
 
     def segments(self, ids):
-        """(text, k) of each stretch of ids, with the blank that its first piece may begin with, and of the sentinel k
-        that ends it; k is None for the last one."""
+        """(text, k) of each stretch of ids and of the sentinel k that ends it; k is None for the last one. The blank
+        that a stretch begins with is kept."""
         stretch = []
         for i in [*map(int, ids), None]:
             if i is None or self.is_sentinel(i):
-                blank = self.vocabulary is not None and stretch and stretch[0] < self.vocabulary.get_piece_size() and \
-                    self.vocabulary.id_to_piece(stretch[0]).startswith("\u2581")     # which decode() drops
-                yield " " * bool(blank) + self.plain(stretch), None if i is None else self.first_sentinel - i
+                text = self.plain(stretch)
+                if self.vocabulary is not None and stretch and self.vocabulary.id_to_piece(stretch[0])[0] == "\u2581":
+                    text = f" {text}"                           # decode() drops it
+                yield text, None if i is None else self.first_sentinel - i
                 stretch = []
-            else:
-                stretch += [i] if i > EOS else []
+            elif self.is_text(i):
+                stretch.append(i)
 
     def fill(self, source, target=None):
         """The sentence of source ids, each sentinel replaced by what target ids say for it, in brackets; where they say
@@ -527,10 +544,8 @@ class Tokenizer:
 
     def suppress(self, vocab_size, sentinels=False):
         """Ids that a model of vocab_size rows must not write: PAD, ids without a piece; if wanted, sentinels too."""
-        return [i for i in range(vocab_size) if i != EOS and (
-            i >= self.n_id or i == PAD
-            or (self.vocabulary is not None and i < self.vocabulary.get_piece_size() and self.vocabulary.is_control(i))
-            or (sentinels and self.is_sentinel(i)))]
+        return [i for i in range(vocab_size)
+                if i != EOS and not self.is_text(i) and (sentinels or not self.is_sentinel(i))]
 
     def check_fits(self, vocab_size):
         """Refuse a model whose embedding is not made for this vocabulary: fewer rows, or many more."""

@@ -265,14 +265,13 @@ class Stack(nn.Module):
 
     def step(self, y, cache):
         """The decoder on the newest id of each sequence: y (B, G, D) -> (B, G, D); the cache grows by these ids."""
-        hidden = cache.make_room()
-        bucket, _ = self.buckets(1, cache.length + 1, y.device)
+        hidden = cache.begin()
+        bucket, _ = self.buckets(1, cache.length, y.device)
         bucket = bucket.repeat_interleave(cache.n_sequence, 1)
         for i, block in enumerate(self.blocks):
             if i < len(self.bias):
                 bias = self.position_bias(i, bucket, hidden)
             y = block.step(y, bias, cache, i)
-        cache.length += 1
         return self.norm(y)
 
 
@@ -294,8 +293,12 @@ class Cache:
                     for pair in self.cross]
         self.slots = torch.empty(len(memory), n_sequence, 0, dtype=torch.long, device=memory.device)
 
-    def make_room(self):
-        """Begin a new time; returns (B, 1, G, t * G), true where a key is another sequence's (None: it never is)."""
+    def begin(self):
+        """Make room for one more time; returns (B, 1, G, t * G), true where a key is another sequence's (None: it never
+        is)."""
+        self.length += 1
+        if self.length * self.n_sequence > self.own[0][0].shape[2]:
+            self.own = [tuple(F.pad(x, (0, 0, 0, x.shape[2])) for x in pair) for pair in self.own]
         if self.n_sequence == 1:
             return None
         g = torch.arange(self.n_sequence, device=self.slots.device)
@@ -304,9 +307,7 @@ class Cache:
 
     def append(self, i, k, v):
         """Store the newest keys and values of block i, (B, H, G, K); returns all of them so far, (B, H, t * G, K)."""
-        lo, hi = self.length * self.n_sequence, (self.length + 1) * self.n_sequence
-        if hi > self.own[i][0].shape[2]:
-            self.own[i] = tuple(F.pad(x, (0, 0, 0, x.shape[2])) for x in self.own[i])
+        lo, hi = (self.length - 1) * self.n_sequence, self.length * self.n_sequence
         for whole, new in zip(self.own[i], (k, v), strict=True):
             whole[:, :, lo:hi] = new
         return tuple(whole[:, :, :hi] for whole in self.own[i])
@@ -448,12 +449,14 @@ class T5(nn.Module):
         temperature  above 0: num_samples samples a row, from the top_k likeliest ids (0: all) and of those from the
                      likeliest that make up top_p
         suppress     ids that never come out, such as data.Tokenizer.suppress gives
-        seed         of the samples: an int (row r uses seed + r), or one for each row
+        seed         of the samples: an int (row r uses seed + r), or a list of one for each row
         on_step      called with the (B, num_samples) ids of each time (not by beam search)
         returns      (B * num_samples, up to max_new_tokens) ids, PAD after EOS; without dropout
 
-        A row's result depends neither on its companions nor on how many they are, save for rounding. A row that is
-        complete is taken out of the batch. Beam search is that of transformers 5 (num_beams, length_penalty and
+        A row's result depends neither on its companions nor on how many they are, save for rounding; what a sample
+        has drawn up to some time, not on max_new_tokens. A row that is complete is taken out of the batch. One call at
+        a time: while it runs the model is in evaluation mode, and on an x86 CPU the decoder's weights are held a
+        second time, packed. Beam search is that of transformers 5 (num_beams, length_penalty and
         early_stopping mean the same); tests/test_generate.py.
         """
         if max_new_tokens < 1 or num_beams < 1 or num_samples < 1:
@@ -472,6 +475,9 @@ class T5(nn.Module):
                              f" without one the likeliest id is taken")
         if source_mask is not None and source_mask.all():
             source_mask = None
+        seeds = seed if isinstance(seed, (list, tuple)) else range(int(seed), int(seed) + len(source))
+        if len(seeds) != len(source):
+            raise ValueError(f"there are {len(seeds)} seeds for {len(source)} rows")
         suppress = torch.as_tensor(list(suppress), dtype=torch.long, device=source.device)
         with generating(self):
             memory = self.encode(source, source_mask)
@@ -479,24 +485,21 @@ class T5(nn.Module):
             del memory
             if num_beams > 1:
                 return self.beam_search(cache, max_new_tokens, num_samples, length_penalty, early_stopping, suppress)
-            seeds = [seed + r for r in range(len(source))] if isinstance(seed, int) else list(seed)
             return self.sample(cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step)
 
     def sample(self, cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step):
         """generate's loop for greedy search and samples."""
-        n, G = len(seeds), cache.n_sequence
-        device = cache.slots.device
+        n, G, device = len(cache.slots), cache.n_sequence, cache.slots.device
         result = torch.full((n, G, max_new_tokens), PAD, device=device)
         ids, ended = result[:, :, 0], torch.zeros(n, G, dtype=torch.bool, device=device)
-        uniform = torch.zeros(n, G, max_new_tokens, device=device)
-        if temperature > 0:         # all random numbers of a row come from its own seed
-            uniform = torch.stack([torch.rand(G, max_new_tokens, generator=torch.Generator().manual_seed(s))
+        if temperature > 0:         # all random numbers of a row come from its own seed, (B, T, G)
+            uniform = torch.stack([torch.rand(max_new_tokens, G, generator=torch.Generator().manual_seed(int(s)))
                                    for s in seeds]).to(device)
         rows = torch.arange(n, device=device)                   # which row each entry of the cache belongs to
         for t in range(max_new_tokens):
             logits = self.next_logits(ids, cache).index_fill(-1, suppress, -math.inf)
             if temperature > 0:
-                ids = draw(logits / temperature, top_k, top_p, uniform[rows, :, t])
+                ids = draw(logits / temperature, top_k, top_p, uniform[rows, t])
             else:
                 ids = logits.argmax(-1)
             ids = ids.masked_fill(ended, PAD)
@@ -536,12 +539,12 @@ class T5(nn.Module):
             ends = (ids == EOS) | (t == max_new_tokens - 1)
             # results
             final = (new_score / (t + 1) ** length_penalty).masked_fill(~ends, -1e9)[:, :G]
-            kept_score, best = torch.cat([kept_score, final], 1).topk(G, -1)
-            kept = torch.cat([kept, new_history[:, :G]], 1).gather(1, best[..., None].expand_as(kept))
+            kept_score, keep = torch.cat([kept_score, final], 1).topk(G, -1)
+            kept = torch.cat([kept, new_history[:, :G]], 1).gather(1, keep[..., None].expand_as(kept))
             # beams
-            score, best = new_score.masked_fill(ends, -1e9).topk(G, -1)
-            parent, ids = parent.gather(1, best), ids.gather(1, best)
-            history = new_history.gather(1, best[..., None].expand_as(history))
+            score, go_on = new_score.masked_fill(ends, -1e9).topk(G, -1)
+            parent, ids = parent.gather(1, go_on), ids.gather(1, go_on)
+            history = new_history.gather(1, go_on[..., None].expand_as(history))
             cache.follow(parent)
             hopeless = score[:, 0] / (t + 1) ** length_penalty <= kept_score[:, -1]
             complete = kept_score[:, -1] > -1e9 if early_stopping else hopeless
@@ -564,7 +567,8 @@ class T5(nn.Module):
         """Load T5 v1.0, v1.1, Flan-T5, LM-adapted T5, mT5, umT5 or ByT5 from a folder in Hugging Face's format, a run
         folder of train.py, or by its name on the Hub.
 
-        returns  the model in evaluation mode, fp32; nothing of its weights is held twice
+        returns  the model in evaluation mode, fp32. At most one more tensor is held on the way, or of a .bin in half
+                 precision what is still to be converted
         raises   FileNotFoundError; ValueError that names what is not of this kind and every tensor too many, missing or
                  of another shape; tests/test_pretrained.py
         """
@@ -615,9 +619,13 @@ class T5(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {hf_name(ours): tensor.detach().contiguous() for ours, tensor in self.state_dict().items()
                    if not (self.config.tied and ours == "lm_head.weight")}
-        for name, content in (("config.json", config_to_hf(self.config)), ("generation_config.json", {
-                "decoder_start_token_id": PAD, "eos_token_id": EOS, "pad_token_id": PAD})):
-            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        dtype = str(self.shared.weight.dtype).removeprefix("torch.")
+        for file, content in ((folder / "config.json", config_to_hf(self.config) | {"torch_dtype": dtype}),
+                              (folder / "generation_config.json", {
+                                  "decoder_start_token_id": PAD, "eos_token_id": EOS, "pad_token_id": PAD})):
+            text = json.dumps(content, indent=2) + "\n"
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:  # the next best of a run: nobody may
+                file.write_text(text, encoding="utf-8")                         # find half a file
         aside = folder / f"model.safetensors.{os.getpid()}.tmp"
         try:
             save_file(weights, aside, metadata={"format": "pt"})
@@ -650,9 +658,10 @@ class T5(nn.Module):
 
 @contextlib.contextmanager
 def generating(model):
-    """Without dropout, and with the decoder's weights packed where that helps; afterwards all is as it was before."""
+    """Without dropout, and with the weights packed that each step uses; afterwards all is as it was before."""
     training = [(module, module.training) for module in model.modules()]
-    linears = [m for part in (model.decoder, model.lm_head) for m in part.modules() if isinstance(m, Linear)]
+    once = {linear for block in model.decoder.blocks for linear in (block.cross.k, block.cross.v)}
+    linears = {m for part in (model.decoder, model.lm_head) for m in part.modules() if isinstance(m, Linear)} - once
     try:
         model.eval()
         for linear in linears:
@@ -673,9 +682,9 @@ def draw(logits, top_k, top_p, uniform):
     p = logits.softmax(-1)
     if top_p < 1:
         p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)       # the likeliest always stays
-    total = p.cumsum(-1)
-    limit = uniform[..., None] * (1 - 2 ** -20) * total[..., -1:]       # below the sum itself, in float32 too
-    at = (total <= limit).sum(-1, keepdim=True)
+    total = p.cumsum(-1).masked_fill(p == 0, 0.0)               # rounding must not let in what has no probability
+    limit = uniform[..., None] * total.amax(-1, keepdim=True)   # below the sum itself: uniform is at most 1 - 2^-24
+    at = (total > limit).to(torch.uint8).argmax(-1, keepdim=True)       # the first one
     return (ids.gather(-1, at) if top_k or top_p < 1 else at).squeeze(-1)
 
 
@@ -715,6 +724,9 @@ HF_NAMES = (
     ("encoder.blocks.{i}.ff.", "encoder.block.{i}.layer.1.DenseReluDense."),
     ("decoder.blocks.{i}.ff.", "decoder.block.{i}.layer.2.DenseReluDense."),
 )
+HF_SIZES = (("vocab_size", "vocab_size"), ("d_model", "d_model"), ("d_kv", "d_kv"), ("d_ff", "d_ff"),
+            ("n_head", "num_heads"), ("n_layer", "num_layers"), ("n_decoder_layer", "num_decoder_layers"),
+            ("n_bucket", "relative_attention_num_buckets"), ("max_distance", "relative_attention_max_distance"))
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")     # further names of shared.weight
 UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)    # in T5 v1.0's files; no use
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -793,18 +805,17 @@ def config_from_hf(folder):
     # transformers 5 writes tie_word_embeddings true for all and tells v1.1 by scale_decoder_outputs; mT5 never scales
     one_table = bool(c.get("tie_word_embeddings", kind != "mt5"))
     scaled = bool(c.get("scale_decoder_outputs", one_table)) and kind != "mt5"
+    defaults = {"num_decoder_layers": c.get("num_layers"), "relative_attention_num_buckets": 32,
+                "relative_attention_max_distance": 128}
+    sizes = {ours: defaults.get(theirs) if c.get(theirs) is None else c[theirs] for ours, theirs in HF_SIZES}
+    for ours, theirs in HF_SIZES:
+        if not isinstance(sizes[ours], int):
+            raise ValueError(f"{path}: {theirs} is {sizes[ours]!r}, not a whole number")
     try:
-        config = T5Config(
-            vocab_size=c["vocab_size"], d_model=c["d_model"], d_kv=c["d_kv"], d_ff=c["d_ff"], n_head=c["num_heads"],
-            n_layer=c["num_layers"], n_decoder_layer=c.get("num_decoder_layers"),
-            n_bucket=c.get("relative_attention_num_buckets", 32),
-            max_distance=c.get("relative_attention_max_distance", 128), dropout=c.get("dropout_rate", 0.1),
-            tied=scaled, gated=ff != "relu", bias_per_layer=kind == "umt5")
-        return config, one_table
-    except KeyError as error:
-        raise ValueError(f"{path} lacks {error}") from None
-    except TypeError as error:
-        raise ValueError(f"{path}: a size is not a number ({error})") from None
+        return T5Config(**sizes, dropout=c.get("dropout_rate", 0.1), tied=scaled, gated=ff != "relu",
+                        bias_per_layer=kind == "umt5"), one_table
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def config_to_hf(c):
@@ -812,13 +823,10 @@ def config_to_hf(c):
     decoder's output (transformers 4 and CTranslate2 read it so, and transformers 5 understands it)."""
     kind = "umt5" if c.bias_per_layer else "t5"
     return {"architectures": [f"{kind.upper()}ForConditionalGeneration"], "model_type": kind,
-            "is_encoder_decoder": True, "vocab_size": c.vocab_size, "d_model": c.d_model, "d_kv": c.d_kv,
-            "d_ff": c.d_ff, "num_heads": c.n_head, "num_layers": c.n_layer, "num_decoder_layers": c.n_decoder_layer,
-            "relative_attention_num_buckets": c.n_bucket, "relative_attention_max_distance": c.max_distance,
+            "is_encoder_decoder": True, **{theirs: getattr(c, ours) for ours, theirs in HF_SIZES},
             "dropout_rate": c.dropout, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": c.tied,
             "feed_forward_proj": "gated-gelu" if c.gated else "relu", "initializer_factor": 1.0,
-            "pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "use_cache": True,
-            "torch_dtype": "float32"}
+            "pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "use_cache": True}
 
 
 def weight_files(folder):

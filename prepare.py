@@ -44,6 +44,7 @@ class PrepareConfig:
     out_dir: str | None = None      # None: data/NAME of the source
     vocab: str | None = None        # SentencePiece file, folder or Hub name; None: T5's for c4, else trained here
     vocab_size: int | None = None   # pieces of a vocabulary trained here; None: 32,000 or what the text supports
+    n_sentinel: int = N_SENTINEL    # ids above the pieces of a vocabulary that has no sentinels itself; umT5: 300
     vocab_only: bool = False        # stop once the vocabulary is there
     n_tokens: int | None = None     # stop after about so many training tokens of this call's files; may be raised later
     n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
@@ -61,6 +62,8 @@ class PrepareConfig:
             raise ValueError("vocab_size belongs to a vocabulary trained here; leave out --vocab or --vocab_size")
         if self.vocab_size is not None and self.vocab_size < 8:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; 8 is the least")
+        if self.n_sentinel < N_SENTINEL:
+            raise ValueError(f"n_sentinel={self.n_sentinel} must be at least {N_SENTINEL}")
         if not 0 <= self.seed < 2 ** 63:
             raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
         if self.n_proc < 0:
@@ -241,7 +244,9 @@ def refuse(bad, skip_bad):
 
 def source_record(cfg, source_cfg, shards, vocabulary):
     """What the tokens follow from: files, settings, vocabulary. A folder holds tokens of one such record only."""
-    return {"source": Path(source_cfg.source).name, "subset": source_cfg.subset, "text_key": source_cfg.text_key,
+    more = {"n_sentinel": cfg.n_sentinel} if cfg.n_sentinel != N_SENTINEL else {}
+    return more | {
+            "source": Path(source_cfg.source).name, "subset": source_cfg.subset, "text_key": source_cfg.text_key,
             "sample_by": source_cfg.sample_by, "val_share": cfg.val_share, "seed": cfg.seed,
             "vocabulary_sha256": hashlib.sha256(vocabulary).hexdigest(), "files": [[s.name, s.size] for s in shards]}
 
@@ -250,10 +255,11 @@ def check_same_source(out_dir, record):
     """Refuse to go on in a folder that was begun from something else, naming what differs."""
     path = out_dir / "progress" / "source.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else record
-    for name, now in record.items():
-        if old.get(name) != now:
+    for name in record | old:
+        was, now = (values.get(name, N_SENTINEL if name == "n_sentinel" else None) for values in (old, record))
+        if was != now:
             what = {"files": "other files, or files of other sizes", "vocabulary_sha256": "another vocabulary"}.get(
-                name, f"{name}={old.get(name)}, now {now}")
+                name, f"{name}={was}, now {now}")
             raise ValueError(f"{out_dir} was begun with {what}; use the same, another --out_dir, or --overwrite=True")
 
 
@@ -312,13 +318,13 @@ class ShardWriter:
             file.close()
 
 
-def write_meta(source, out_dir, made_from, n_shards):
+def write_meta(cfg, source, out_dir, made_from, n_shards):
     """meta.json from every shard that the folder has a progress file of; returns it."""
     vocabulary = load_vocabulary(out_dir / VOCABULARY)
     writers = [ShardWriter(out_dir, n, made_from) for n in range(n_shards)
                if (out_dir / "progress" / f"{n:05d}.json").exists()]
     counts = sum((w.counts for w in writers), Counter())
-    first_sentinel, n_id = sentinels(vocabulary)
+    first_sentinel, n_id = sentinels(vocabulary, cfg.n_sentinel)
     dtype = token_dtype(n_id)
     splits = {}
     for split in ("train", "val"):
@@ -328,7 +334,7 @@ def write_meta(source, out_dir, made_from, n_shards):
                          "parts": parts}
     tokens = sum(s["tokens"] for s in splits.values())
     meta = {"format": FORMAT, "dtype": dtype, "splits": splits, "n_piece": vocabulary.get_piece_size(), "n_id": n_id,
-            "first_sentinel": first_sentinel, "n_sentinel": N_SENTINEL, "vocabulary": VOCABULARY,
+            "first_sentinel": first_sentinel, "n_sentinel": cfg.n_sentinel, "vocabulary": VOCABULARY,
             "vocabulary_sha256": file_hash(out_dir / VOCABULARY), "source": source,
             "unknown_share": counts["unknown"] / max(1, tokens), "text_bytes": counts["bytes"],
             "bad_lines": counts["bad"], "empty_documents": counts["empty"],
@@ -366,11 +372,12 @@ def main(argv=None):
             return 0
         made_from = hashlib.sha256(json.dumps(record).encode()).hexdigest()
         writers = [(ShardWriter(out_dir, number, made_from), shard) for number, shard in mine]
-        settings = dict(source_cfg=source_cfg, dtype=token_dtype(sentinels(load_vocabulary(out_dir / VOCABULARY))[1]),
-                        seed=cfg.seed, val_share=0.0 if held_out else cfg.val_share)
+        _, n_id = sentinels(load_vocabulary(out_dir / VOCABULARY), cfg.n_sentinel)
+        settings = dict(source_cfg=source_cfg, dtype=token_dtype(n_id), seed=cfg.seed,
+                        val_share=0.0 if held_out else cfg.val_share)
         tokenize(cfg, out_dir, writers, settings)
         with lock(out_dir / "progress" / "meta_lock", out_dir, wait=True):      # other shards may end at this moment
-            meta = write_meta(source_cfg.source, out_dir, made_from, len(shards))
+            meta = write_meta(cfg, source_cfg.source, out_dir, made_from, len(shards))
     report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], time.time() - t0)
     return 0
 

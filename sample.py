@@ -13,11 +13,12 @@ import json
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 import runtime
 from configurator import configure
-from data import Tokenizer
+from data import Tokenizer, key_of
 from model import T5, pretrained_folder
 
 
@@ -38,7 +39,7 @@ class SampleConfig:
     ban_sentinels: bool = False     # never write <extra_id_N>
     batch_size: int = 16            # prompts at a time, alike in length
     json: bool = False              # an object a line: index, prompt, answers; and filled, where there are blanks
-    seed: int = 0                   # of samples; prompt number i uses seed + i
+    seed: int = 0                   # of samples; each prompt's follow from it and the prompt's number
     device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
     dtype: str = "auto"             # auto, float32 or bfloat16
 
@@ -47,8 +48,8 @@ class SampleConfig:
             raise ValueError("no model is given; --model=runs/tiny, a folder in Hugging Face's format, or a Hub name")
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size} must be at least 1")
-        if not 0 <= self.seed < 2 ** 62:
-            raise ValueError(f"seed={self.seed} must lie in [0, 2^62)")
+        if not 0 <= self.seed < 2 ** 63:
+            raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
 
 
 CHUNK = 64                          # batches whose prompts are sorted by length together: their answers come at once
@@ -94,10 +95,11 @@ class Writer:
         """For each prompt a list of num_samples rows of ids."""
         cfg = self.cfg
         source, mask = (torch.from_numpy(a).to(self.device) for a in self.tokenizer.batch(prompts))
+        seeds = (key_of(cfg.seed, numbers) >> np.uint64(1)).tolist()        # no two runs share a prompt's numbers
         with self.autocast:
             ids = self.model.generate(
                 source, mask, cfg.max_new_tokens, cfg.num_beams, cfg.num_samples, cfg.temperature, cfg.top_k, cfg.top_p,
-                cfg.length_penalty, cfg.early_stopping, self.suppress, [cfg.seed + n for n in numbers], on_step)
+                cfg.length_penalty, cfg.early_stopping, self.suppress, seeds, on_step)
         return ids.unflatten(0, (len(prompts), cfg.num_samples)).tolist()
 
     def has_blanks(self, prompt):
@@ -117,15 +119,17 @@ class Writer:
         """Print the answer to one prompt as it comes."""
         ids, shown = [], 0
 
-        def on_step(newest):
+        def show(text):
             nonlocal shown
+            print(text[shown:], end="", flush=True)
+            shown = len(text)
+
+        def on_step(newest):
             ids.append(int(newest[0, 0]))
-            text = self.tokenizer.decode(ids)
-            if not text.endswith("\ufffd"):                 # a letter of which some bytes are still to come
-                print(text[shown:], end="", flush=True)
-                shown = len(text)
+            show(self.tokenizer.decode(ids).removesuffix("\ufffd"))    # a letter of which some bytes are to come
 
         self.answers([0], [prompt], on_step)
+        show(self.tokenizer.decode(ids))
         print()
 
 
@@ -135,7 +139,7 @@ def main(argv=None):
     writer = Writer(cfg)
     one_by_one = n is None and stream.isatty()
     plain = cfg.num_beams == cfg.num_samples == 1 and not cfg.json and sys.stdout.isatty()
-    if len(prompts) == 1 and plain and not writer.has_blanks(prompts[0]):
+    if len(prompts) == 1 and prompts[0].strip() and plain and not writer.has_blanks(prompts[0]):
         return writer.stream(prompts[0])
     from tqdm import tqdm
     lines = ((number, line.strip("\r\n")) for number, line in enumerate(stream))

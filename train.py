@@ -34,7 +34,7 @@ class TrainConfig:
     device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
     dtype: str = "auto"             # auto, float32 or bfloat16 (autocast; weights stay float32)
     compile: bool | None = None     # torch.compile; None: on CUDA only
-    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA, eager elsewhere
+    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA and in evaluation, else eager
     gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
     eval_every: int = 2_000         # optimizer steps; 0: only before the first and after the last
     eval_batches: int = 32          # held-out batches of 128 rows, whatever batch_size is
@@ -163,10 +163,10 @@ def open_data(data_dir):
     return data.read_meta(data_dir)
 
 
-def open_tokenizer(path):
+def open_tokenizer(data_dir, meta):
     """The tokenizer for hf/ and for samples; None where a package for that is missing, since training needs neither."""
     if all(importlib.util.find_spec(name) for name in ("sentencepiece", "safetensors")):
-        return data.Tokenizer(path)
+        return data.Tokenizer(Path(data_dir) / meta["vocabulary"], meta["n_sentinel"])
     print("note: hf/ and samples are left out; they need packages: pip install sentencepiece safetensors")
     return None
 
@@ -197,20 +197,24 @@ class Progress:
 
 
 def load_weights(init_from):
-    """(weights, settings, sha256 of the vocabulary) of a checkpoint, of a run's last one, or of a model in Hugging
-    Face's format."""
+    """(weights, settings, what is known of the vocabulary) of a checkpoint, of a run's last one, or of a model in
+    Hugging Face's format."""
     path = Path(init_from)
     path = path / "ckpt.pt" if (path / "ckpt.pt").is_file() else path
     if path.is_file():
         ckpt = runtime.load_checkpoint(path, CKPT_KEYS)
-        return ckpt["model"], ckpt["settings"], ckpt["data"]["vocabulary_sha256"]
+        return ckpt["model"], ckpt["settings"], {"vocabulary_sha256": ckpt["data"]["vocabulary_sha256"]}
     folder = pretrained_folder(init_from)
     model = T5.from_pretrained(folder)
-    vocabulary = folder / data.VOCABULARY
-    return model.state_dict(), asdict(model.config), data.file_hash(vocabulary) if vocabulary.is_file() else None
+    file, vocabulary = folder / data.VOCABULARY, {}
+    if file.is_file():
+        vocabulary = {"vocabulary_sha256": data.file_hash(file)}
+        if importlib.util.find_spec("sentencepiece"):
+            vocabulary["first_sentinel"] = data.Tokenizer.from_pretrained(folder).first_sentinel
+    return model.state_dict(), asdict(model.config), vocabulary
 
 
-def check_start(init_from, theirs, t5_cfg, vocabulary_sha256, wanted_sha256):
+def check_start(init_from, theirs, t5_cfg, vocabulary, meta):
     """Refuse weights of other sizes or of another vocabulary than this run has."""
     differ = {name: theirs.get(name) for name, value in asdict(t5_cfg).items()
               if name not in ("dropout", "init") and theirs.get(name) != value}
@@ -218,10 +222,14 @@ def check_start(init_from, theirs, t5_cfg, vocabulary_sha256, wanted_sha256):
         was, now = (", ".join(f"{name}={values[name]}" for name in differ) for values in (differ, asdict(t5_cfg)))
         raise ValueError(f"{init_from} has {was}, this run {now}; start with its sizes:"
                          f" {' '.join(f'--{name}={old}' for name, old in differ.items())}")
-    if vocabulary_sha256 is None:
+    if not vocabulary:
         print(f"warning: {init_from} holds no {data.VOCABULARY}; that its ids are those of data_dir cannot be checked")
-    elif vocabulary_sha256 != wanted_sha256:
+    elif vocabulary["vocabulary_sha256"] != meta["vocabulary_sha256"]:
         raise ValueError(f"{init_from} was trained with another vocabulary than this run's data_dir has")
+    elif vocabulary.get("first_sentinel", meta["first_sentinel"]) != meta["first_sentinel"]:
+        n_sentinel = vocabulary["first_sentinel"] + 1 - meta["n_piece"]
+        raise ValueError(f"{init_from} has <extra_id_0> at id {vocabulary['first_sentinel']}, this run's data_dir at"
+                         f" {meta['first_sentinel']}; prepare the data with --n_sentinel={n_sentinel}")
 
 
 def check_finite(step, losses, grad_norm, weight_norm):
@@ -246,7 +254,6 @@ def main(argv=None):
     out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'train'}")
     device = runtime.pick_device(cfg.device)
     dtype = runtime.pick_dtype(cfg.dtype, device)
-    attention = cfg.attention if cfg.attention != "auto" else "sdpa" if device.type == "cuda" else "eager"
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
 
     # data, and the vocabulary size that follows from it
@@ -262,13 +269,14 @@ def main(argv=None):
         raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
                          f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
     if cfg.dry_run:
+        attention = cfg.attention if cfg.attention != "auto" else "sdpa" if device.type == "cuda" else "eager"
         return dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention)
     settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
     train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
     held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * EVAL_ROWS, meta["first_sentinel"])
     floor = data.unigram_floor(train_tokens, held_out, meta["n_id"])
-    tokenizer = open_tokenizer(Path(data_cfg.data_dir) / meta["vocabulary"])
+    tokenizer = open_tokenizer(data_cfg.data_dir, meta)
 
     # model and optimizer, new or from a checkpoint
     has_run = (out_dir / "ckpt.pt").exists()
@@ -297,8 +305,8 @@ def main(argv=None):
             print(f"done: {out_dir} is at step {at.step} of {cfg.max_steps}")
             return 0
     elif start:
-        weights, sizes, vocabulary_sha256 = start
-        check_start(cfg.init_from, sizes, t5_cfg, vocabulary_sha256, meta["vocabulary_sha256"])
+        weights, sizes, vocabulary = start
+        check_start(cfg.init_from, sizes, t5_cfg, vocabulary, meta)
         model.load_state_dict(weights)
         del weights, start
     compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"

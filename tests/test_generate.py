@@ -143,6 +143,8 @@ def test_a_row_does_not_depend_on_its_companions(settings):
     source, mask = prompts()
     n = settings.get("num_samples", 1)
     together = model.generate(source, mask, max_new_tokens=20, seed=7, **settings)
+    assert together.shape[1] == max(len(until_eos(row)) for row in together.tolist())
+    assert not any(any(row[len(until_eos(row)):]) for row in together.tolist())             # PAD after EOS
     for row, length in enumerate(LENGTHS):
         alone = model.generate(source[row:row + 1, :length], max_new_tokens=20, seed=7 + row, **settings)
         width = alone.shape[1]
@@ -206,6 +208,10 @@ def test_seeds_repeat_samples_and_differ_from_each_other():
     assert torch.equal(a, draw(3)) and not torch.equal(a, draw(4))
     assert torch.equal(a, draw([3 + r for r in range(20)]))
     assert (a[0::2] != a[1::2]).any(1).sum() >= 18                  # the two samples of a row
+    longer = model.generate(source, mask, max_new_tokens=19, temperature=1.0, num_samples=2, seed=3)
+    assert torch.equal(longer[:, :12], a)
+    with pytest.raises(ValueError, match="2 seeds for 20 rows"):
+        draw([1, 2])
     torch.manual_seed(5)
     before = torch.rand(1)
     torch.manual_seed(5)
@@ -220,13 +226,17 @@ def test_the_narrowest_choice_is_the_greedy_one():
         assert torch.equal(model.generate(source, mask, max_new_tokens=15, **{"temperature": 1.0, **narrow}), greedy)
 
 
-def test_the_last_id_is_drawn_at_the_highest_random_number():
-    """0.99999994, the largest that torch.rand gives, at probabilities whose float32 sum is not 1."""
+def test_the_lowest_and_the_highest_random_number_draw_ids_that_are_allowed():
+    """0 and 0.99999994, the largest that torch.rand gives, where the first, the last and inner ids are banned."""
     logits = torch.randn(1, 1, 32_128, generator=torch.Generator().manual_seed(0))
-    logits[0, 0, -3:] = -math.inf
-    assert t5.draw(logits, 0, 1.0, torch.tensor([[1 - 2 ** -24]])) < 32_125
-    assert t5.draw(logits, 0, 1.0, torch.tensor([[0.0]])) == 0
-    assert t5.draw(logits, 2, 1.0, torch.tensor([[1 - 2 ** -24]])) == logits.topk(2)[1][0, 0, 1]
+    logits[0, 0, [0, 1, 5000, 5001, 32_125, 32_126, 32_127]] = -math.inf
+    low, high = torch.tensor([[0.0]]), torch.tensor([[1 - 2 ** -24]])
+    assert t5.draw(logits, 0, 1.0, low) == 2 and t5.draw(logits, 0, 1.0, high) == 32_124
+    assert t5.draw(logits, 2, 1.0, high) == logits.topk(2)[1][0, 0, 1]
+    total = logits.softmax(-1).cumsum(-1)[0, 0]
+    edge = total[[4998, 4999, 5002, 5003]] / total[-1]      # all around the banned ones in the middle
+    for u in torch.linspace(float(edge[0]), float(edge[-1]), 2000):
+        assert t5.draw(logits, 0, 1.0, u[None, None]) not in (5000, 5001)
 
 
 # --- what it leaves behind -------------------------------------------------------------------------------------------
@@ -290,6 +300,22 @@ def test_a_compiled_model_generates():
 def test_settings_that_do_not_go_together(settings, part):
     with pytest.raises(ValueError, match=part):
         tiny_t5().generate(ids(1, 4), **settings)
+
+
+def test_cached_steps_in_bfloat16_equal_the_whole_decoder():
+    """To a twentieth of the logits' deviation; keys are kept in bfloat16, scores come in float32."""
+    model = lively_t5()
+    source, mask = prompts([20, 6, 1])
+    target = ids(3, 40, seed=8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        whole = model.logits(source, target, mask).float()
+        cache = Cache(model.decoder.blocks, model.encode(source, mask), mask, 1)
+        assert cache.own[0][0].dtype == cache.cross[0][0].dtype == torch.bfloat16
+        for t, newest in enumerate(F.pad(target[:, :-1], (1, 0)).T):
+            step = model.next_logits(newest[:, None], cache)[:, 0]
+            assert step.dtype == torch.float32 and (step - whole[:, t]).std() < 0.05 * whole.std()
+        for settings in (dict(num_beams=3), dict(temperature=1.0, num_samples=2)):
+            assert model.generate(source, mask, max_new_tokens=5, **settings).max() < 160
 
 
 def test_under_autocast_products_are_in_bfloat16():

@@ -15,7 +15,7 @@ from test_model import ids, tiny_t5
 
 import train
 from data import Tokenizer
-from model import T5, T5Config, config_to_hf, hf_name, pretrained_folder
+from model import T5, T5Config, config_to_hf, hf_name, pretrained_folder, read_weights
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +32,9 @@ FAMILIES = {
                                                                                  num_decoder_layers=1)),
     "deeper decoder": ("t5", dict(feed_forward_proj=GATED, tie_word_embeddings=False), dict(num_decoder_layers=4)),
     "v1.0, gated": ("t5", dict(feed_forward_proj=GATED, tie_word_embeddings=True), {}),
+    "mT5 without a word on tying": ("mt5", dict(feed_forward_proj=GATED), {}),
+    "other buckets": ("t5", dict(feed_forward_proj=GATED, tie_word_embeddings=False), dict(
+        relative_attention_num_buckets=16, relative_attention_max_distance=30, dropout_rate=0.3)),
 }
 CLASSES = {"t5": ("T5Config", "T5ForConditionalGeneration"), "mt5": ("MT5Config", "MT5ForConditionalGeneration"),
            "umt5": ("UMT5Config", "UMT5ForConditionalGeneration")}
@@ -43,7 +46,7 @@ def their_model(family, seed=0):
     config, model = (getattr(transformers, name) for name in CLASSES[kind])
     torch.manual_seed(seed)
     theirs = model(config(**{**SIZES, **sizes}, **settings, attn_implementation="eager")).eval()
-    if not settings.get("tie_word_embeddings", True):       # transformers 5 ties a fresh one nevertheless
+    if not settings.get("tie_word_embeddings", kind != "mt5"):      # transformers 5 ties a fresh one nevertheless
         theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.detach().clone())
     with torch.no_grad():
         for p in theirs.parameters():
@@ -115,7 +118,7 @@ def test_transformers_reads_what_we_write(family, tmp_path):
     again = T5.from_pretrained(tmp_path / "b")
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-    assert (again.lm_head.weight is again.shared.weight) == ours.config.tied
+    assert (again.lm_head.weight is again.shared.weight) == ours.config.tied and again.config == ours.config
 
 
 def test_a_fresh_v11_that_transformers_has_tied_is_read_as_such(tmp_path):
@@ -124,7 +127,7 @@ def test_a_fresh_v11_that_transformers_has_tied_is_read_as_such(tmp_path):
         **SIZES, feed_forward_proj=GATED, tie_word_embeddings=False, attn_implementation="eager")).eval()
     theirs.save_pretrained(tmp_path)
     ours = T5.from_pretrained(tmp_path)
-    assert not ours.config.tied and ours.lm_head.weight is not ours.shared.weight
+    assert not ours.config.tied and ours.lm_head.weight.data_ptr() != ours.shared.weight.data_ptr()
     assert largest_difference(ours, theirs) < 1e-4          # a head at 1: logits near 30
 
 
@@ -203,6 +206,35 @@ def test_the_best_model_of_a_run_is_such_a_folder(corpus, tmp_path):
     assert largest_difference(ours, their_load(tmp_path / "hf")) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_are_read_in_blocks_of_rows(dtype, tmp_path):
+    from safetensors.torch import save_file
+    tensors = {"a": torch.randn(37, 7), "b": torch.randn(5), "c": torch.randn(3, 400), "d": torch.randn(()),
+               "e": torch.randn(0, 4)}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "a.safetensors")
+    for block in (1, 30, 100, 10 ** 6):
+        got = dict(read_weights(tmp_path / "a.safetensors", block))
+        assert got.keys() == tensors.keys() and all(torch.equal(got[name], tensors[name].float()) for name in got)
+
+
+def test_a_folder_can_be_written_again(corpus, tmp_path):
+    """Into the folder that it came from, or over another model with other files."""
+    tiny_t5(seed=1, vocab_size=256).save_pretrained(tmp_path, Tokenizer(corpus / "spiece.model"))
+    (tmp_path / "tokenizer.json").write_text("of another vocabulary")
+    ours = T5.from_pretrained(tmp_path)
+    with torch.no_grad():
+        ours.shared.weight[5] = 7.0
+    ours.save_pretrained(tmp_path)
+    assert (T5.from_pretrained(tmp_path).shared.weight[5] == 7).all() and (tmp_path / "spiece.model").stat().st_size
+    tiny_t5(tied=True, vocab_size=256).save_pretrained(tmp_path, Tokenizer(corpus / "spiece.model"))
+    assert T5.from_pretrained(tmp_path).config.tied and not (tmp_path / "tokenizer.json").exists()
+    assert not list(tmp_path.glob("*.tmp"))
+    tiny_t5().bfloat16().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert T5.from_pretrained(tmp_path).shared.weight.dtype == torch.float32
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 LOAD = r"""
@@ -240,7 +272,10 @@ def test_loading_needs_at_most_1_2_times_the_weights(kind, tmp_path):
     (dict(feed_forward_proj="gated-silu"), "feed_forward_proj 'gated-silu' is not known"),
     (dict(layer_norm_epsilon=1e-5), "layer_norm_epsilon 1e-05 is not known here, only 1e-06"),
     (dict(decoder_start_token_id=2), "decoder_start_token_id 2"),
-    (dict(d_model="wide"), "a size is not a number"), (dict(num_heads=0), "n_head=0"),
+    (dict(pad_token_id=5), "pad_token_id 5"), (dict(eos_token_id=2), "eos_token_id 2"),
+    (dict(d_model="wide"), "d_model is 'wide', not a whole number"), (dict(d_ff=48.0), "d_ff is 48.0, not a whole"),
+    (dict(d_kv=None), "d_kv is None, not a whole number"), (dict(num_heads=0), "n_head=0"),
+    (dict(dropout_rate="much"), r"config\.json: "),
     (dict(d_ff=64), r"wi_0\.weight has the shape \(48, 32\), config.json asks for \(64, 32\)"),
     (dict(vocab_size=200), r"weight has the shape \(160, 32\), config.json asks for \(200, 32\)"),
     (dict(num_layers=3), r"9 missing \(encoder\.block\.2\."), (dict(num_layers=1), r"9 unknown \(encoder\.block\.1\."),
@@ -357,5 +392,28 @@ def test_names_that_give_no_model_get_one_line(hub, tmp_path):
         with pytest.raises(FileNotFoundError, match=part) as error:
             T5.from_pretrained(name)
         assert "\n" not in str(error.value)
-    with pytest.raises(FileNotFoundError, match=r"the Hub gave no spiece\.model|holds no vocabulary"):
+    with pytest.raises(FileNotFoundError, match=r"the Hub gave no tokenizer_config\.json"):     # no network to ask
         Tokenizer.from_pretrained("someone/none")
+
+
+def test_what_lies_in_the_cache_is_enough_or_not(hub, corpus, tmp_path, monkeypatch):
+    """Whole: the network is not asked. A shard missing: it is. Weights without a tokenizer and no network: they do."""
+    import huggingface_hub
+    asked = []
+
+    def ask(self, name):
+        asked.append(name)
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", ask)
+    for name in ("whole", "part", "bare"):
+        their_model("mT5").save_pretrained(tmp_path / name, max_shard_size="20KB")
+        if name != "bare":
+            Tokenizer(corpus / "spiece.model").save_pretrained(tmp_path / name)
+        if name == "part":
+            next((tmp_path / name).glob("model-00002*")).unlink()
+        into_cache(hub, f"someone/{name}", tmp_path / name)
+    assert T5.from_pretrained("someone/whole") and not asked
+    with pytest.raises(FileNotFoundError, match="someone/part is no folder here, and the Hub gave none"):
+        T5.from_pretrained("someone/part")
+    assert T5.from_pretrained("someone/bare") and asked == ["someone/part", "someone/bare"]

@@ -115,6 +115,9 @@ def test_blanks_are_filled_in_place(corpus):
     assert fill("<extra_id_2> end<extra_id_0> name<extra_id_2> again") == "The [name] of a list ____s its [end]."
     assert fill("stray text <extra_id_0><extra_id_1> i <extra_id_7> x") == "The [] of a list [i]s its ____."
     assert fill("") == fill(None)
+    blank = tokenizer.vocabulary.piece_to_id("\u2581")
+    assert tokenizer.fill(source, [*tokenizer.encode("<extra_id_2> end"), blank, EOS, PAD]).endswith("its [end].")
+    assert data.split_spans([tokenizer.first_sentinel, 9, EOS, PAD, PAD], tokenizer.first_sentinel) == {0: [9]}
 
 
 def test_what_a_model_must_not_write(corpus):
@@ -167,7 +170,7 @@ def test_bytes_are_byt5s(tmp_path):
     assert tokenizer.decode([-1, 0, 1, 100, 300, 383]) == "a"
     assert tokenizer.decode("é".encode()[:1]) == ""                                 # half a letter
     assert tokenizer.fill(tokenizer.encode("a <extra_id_0> c"), [258, 101, EOS]) == "a [b] c"
-    assert tokenizer.suppress(384)[0] == 0 and tokenizer.suppress(384)[1:] == list(range(259, 384))
+    assert tokenizer.suppress(384) == [0, 2, *range(259, 384)]
     tokenizer.save_pretrained(tmp_path)
     assert Tokenizer.from_pretrained(tmp_path).vocabulary is None
     assert type(transformers.AutoTokenizer.from_pretrained(tmp_path)).__name__ == "ByT5Tokenizer"
@@ -190,14 +193,27 @@ def test_the_number_of_sentinels_comes_from_tokenizer_config(corpus, tmp_path, s
 def test_what_is_no_tokenizer_is_named(tmp_path, corpus):
     with pytest.raises(FileNotFoundError, match=r"no spiece\.model in it.*give one with --vocab=PATH"):
         Tokenizer.from_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not Hugging Face's"):
-        Tokenizer.from_pretrained(tmp_path)
+    for broken in ("[", "[]", '{"additional_special_tokens": 5}', '{"added_tokens_decoder": [1]}'):
+        (tmp_path / "tokenizer_config.json").write_text(broken)
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json is not Hugging Face's"):
+            Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "a.model").write_bytes(b"no")
     with pytest.raises(ValueError, match="is not a SentencePiece model"):
         Tokenizer(tmp_path / "a.model")
     with pytest.raises(FileNotFoundError, match=r"none\.model is missing"):
         Tokenizer(tmp_path / "none.model")
+
+
+def test_weights_and_tokenizer_are_looked_for_in_the_same_place(corpus, tmp_path):
+    """First the folder itself, then its hf/."""
+    Tokenizer(corpus / "spiece.model").save_pretrained(tmp_path / "hf")
+    assert Tokenizer.from_pretrained(tmp_path).n_id == 250
+    Tokenizer().save_pretrained(tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).vocabulary is None
+
+
+def test_digits_of_other_scripts_make_no_sentinel(corpus):
+    assert Tokenizer(corpus / "spiece.model").encode("<extra_id_1\u0663>")[-1] < 150
 
 
 def test_odd_letters_of_a_command_line_do_not_stop_it(corpus):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import write_corpus
+from test_prepare import vocabulary_with_sentinels
 
 import data
 import optim
@@ -403,7 +405,7 @@ def test_a_model_in_hugging_faces_format_can_be_the_start(corpus, tmp_path, caps
     capsys.readouterr()
     run(corpus, tmp_path / "d", "--max_steps=1", "--tied=True", f"--init_from={tmp_path / 'a' / 'hf'}")
     assert "holds no spiece.model" in capsys.readouterr().out
-    (tmp_path / "a" / "hf" / "spiece.model").write_bytes(b"another")
+    (tmp_path / "a" / "hf" / "spiece.model").write_bytes(vocabulary_with_sentinels([]).serialized_model_proto())
     with pytest.raises(ValueError, match="was trained with another vocabulary"):
         run(corpus, tmp_path / "c", "--max_steps=1", "--tied=True", f"--init_from={tmp_path / 'a' / 'hf'}")
     wide = T5(T5Config(vocab_size=640, d_model=32, d_kv=16, d_ff=48, n_head=2, n_layer=1))
@@ -411,6 +413,18 @@ def test_a_model_in_hugging_faces_format_can_be_the_start(corpus, tmp_path, caps
     run(corpus, tmp_path / "e", "--max_steps=1", "--d_model=32", "--d_kv=16", "--d_ff=48", "--n_head=2", "--n_layer=1",
         f"--init_from={tmp_path / 'wide'}")
     assert checkpoint(tmp_path / "e")["settings"]["vocab_size"] == 640
+    data.Tokenizer(corpus / "spiece.model", n_sentinel=300).save_pretrained(tmp_path / "wide")     # as umT5
+    sizes = ["--d_model=32", "--d_kv=16", "--d_ff=48", "--n_head=2", "--n_layer=1", f"--init_from={tmp_path / 'wide'}"]
+    with pytest.raises(ValueError, match=r"<extra_id_0> at id 449, this run's data_dir at 249.*--n_sentinel=300"):
+        run(corpus, tmp_path / "c", "--max_steps=1", *sizes)
+    source = write_corpus(tmp_path / "text.txt")
+    argv = [f"--source={source}", f"--out_dir={tmp_path / 'data'}", f"--vocab={corpus}", "--n_proc=1",
+            "--val_share=0.1"]
+    prepare.main([*argv, "--n_sentinel=300"])
+    with pytest.raises(ValueError, match="was begun with n_sentinel=300, now 100"):
+        prepare.main(argv)
+    run(tmp_path / "data", tmp_path / "f", "--max_steps=1", *sizes)
+    assert data.Tokenizer.from_pretrained(tmp_path / "f").first_sentinel == 449
     for name, part in (("no/such/folder", "no/such/folder is no folder here"),
                        (str(corpus), "holds no model in Hugging Face's format")):
         with pytest.raises(FileNotFoundError, match=part):
