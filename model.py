@@ -85,7 +85,8 @@ class Linear(nn.Linear):
 
     def on_onednn(self, dtype=torch.float32):
         return (ONEDNN and self.weight.device.type == "cpu" and dtype == self.weight.dtype == torch.float32
-                and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"))
+                and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+                and not torch.compiler.is_compiling())          # the compiler chooses by itself
 
 
 class RMSNorm(nn.Module):

@@ -126,7 +126,7 @@ class Writer:
 
         def on_step(newest):
             ids.append(int(newest[0, 0]))
-            show(self.tokenizer.decode(ids).removesuffix("\ufffd"))    # a letter of which some bytes are to come
+            show(self.tokenizer.decode(ids).rstrip("\ufffd"))          # a letter of which some bytes are to come
 
         self.answers([0], [prompt], on_step)
         show(self.tokenizer.decode(ids))

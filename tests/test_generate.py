@@ -284,11 +284,13 @@ def test_products_without_gradients_equal_those_with_them(shape, packed):
         torch.testing.assert_close(linear(x), wanted.detach(), atol=1e-5, rtol=0)
 
 
-def test_a_compiled_model_generates():
+def test_a_compiled_model_generates_and_computes_without_gradients():
     """torch.compile's wrapper passes on what it does not define."""
     model, (source, mask) = lively_t5(), prompts()
-    assert torch.equal(torch.compile(model).generate(source, mask, max_new_tokens=3),
-                       model.generate(source, mask, max_new_tokens=3))
+    compiled = torch.compile(model)
+    assert torch.equal(*(m.generate(source, mask, max_new_tokens=3) for m in (compiled, model)))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(source, source, mask), model(source, source, mask), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("settings, part", [
