@@ -21,13 +21,14 @@ def config_files(argv):
     return [Path(a) for a in argv if not a.startswith("-")]
 
 
-def configure(*classes, argv=None):
+def configure(*classes, argv=None, also=""):
     """Build one instance of each dataclass from `argv` (default: the command line).
 
     returns   a list of instances, in the order of `classes`
     raises    ValueError or FileNotFoundError with one line that names the key, the value and what would be right
 
-    --help prints every setting with its type, default and the comment beside it, and exits.
+    --help prints every setting with its type, default and the comment beside it, and exits; its first line names what
+    `also` may stand on the command line.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     types_of, defaults = {}, {}
@@ -37,7 +38,7 @@ def configure(*classes, argv=None):
                 raise AssertionError(f"two settings are called {field.name!r}")
             types_of[field.name], defaults[field.name] = field.type, field.default
     if "--help" in argv or "-h" in argv:
-        print(help_text(classes))
+        print(help_text(classes, also))
         raise SystemExit(0)
     values = {}
     for arg in argv:
@@ -134,9 +135,9 @@ def article(kind):
     return {"i": "an "}.get(name[0], "a ") + name + finite
 
 
-def help_text(classes):
+def help_text(classes, also=""):
     """Every setting with type, default and the comment beside its declaration."""
-    lines = ["usage: python SCRIPT.py [config/FILE.py ...] [--name=value ...]      the later one wins", ""]
+    lines = [f"usage: python SCRIPT.py [config/FILE.py ...] [--name=value ...]{also}      the later one wins", ""]
     for cls in classes:
         lines.append((inspect.getdoc(cls) or cls.__name__).split("\n")[0])
         notes = dict(re.findall(r"^    (\w+): [^#\n]*#[ ]?(.*)$", inspect.getsource(cls), re.M))

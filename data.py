@@ -397,12 +397,13 @@ class Tokenizer:
     def __init__(self, vocabulary=None, n_sentinel=N_SENTINEL):
         """vocabulary: path of a SentencePiece model; None: bytes, id = byte + 3. ByT5 was trained with the highest
         bytes as its sentinels (Xue et al. 2022, arXiv 2105.13626, section 3.1); UTF-8 never uses the last 11."""
-        self.path = Path(vocabulary) if vocabulary is not None else None
+        self.path = Path(vocabulary).expanduser() if vocabulary is not None else None
         if self.path is None:
             self.vocabulary, self.n_sentinel = None, 11
             self.first_sentinel, self.n_id = 258, 259
         else:
-            self.vocabulary = load_vocabulary(vocabulary)
+            self.vocabulary = load_vocabulary(self.path)
+            self.content = self.path.read_bytes()
             check_layout(self.vocabulary, vocabulary)
             self.first_sentinel, self.n_id = sentinels(self.vocabulary, n_sentinel)
             has_own = self.n_id == self.vocabulary.get_piece_size() and n_sentinel > 0
@@ -420,20 +421,29 @@ class Tokenizer:
 
         if local and not find("tokenizer_config.json") and not find(VOCABULARY):
             folder = folder / "hf"
-        config, n_sentinel = find("tokenizer_config.json"), N_SENTINEL
+        config, settings, n_sentinel = find("tokenizer_config.json"), {}, N_SENTINEL
         if config:
-            try:
-                settings = json.loads(config.read_text(encoding="utf-8"))
-                kind, n_sentinel = settings.get("tokenizer_class"), n_sentinel_of(settings)
-            except (ValueError, AttributeError, TypeError):
-                raise ValueError(f"{config} is not Hugging Face's tokenizer_config.json") from None
-            if str(kind).startswith("ByT5"):
+            settings = read_dict(config)
+            if str(settings.get("tokenizer_class")).startswith("ByT5"):
                 return cls()
+            try:
+                n_sentinel = n_sentinel_of(settings)
+            except (ValueError, AttributeError, TypeError):
+                raise ValueError(f"{config} is not Hugging Face's {config.name}") from None
         vocabulary = find(VOCABULARY)
         if not vocabulary:
             raise FileNotFoundError(f"{name} holds no vocabulary: there is no {VOCABULARY} in it, nor the"
-                                    f" tokenizer_config.json of a ByT5; give one with --vocab=PATH")
-        return cls(vocabulary, n_sentinel)
+                                    f" tokenizer_config.json of a ByT5 (transformers 5 writes none: copy it from the"
+                                    f" model that this one was made from); sample.py takes --vocab=PATH")
+        tokenizer = cls(vocabulary, n_sentinel)
+        added = {token.get("content"): int(i) for i, token in (settings.get("added_tokens_decoder") or {}).items()}
+        if local and find("added_tokens.json"):
+            added |= read_dict(find("added_tokens.json"))
+        unknown = [repr(text) for text, i in added.items() if i >= tokenizer.n_id]
+        if unknown:
+            raise ValueError(f"{name} has {len(unknown)} tokens of its own beside the vocabulary"
+                             f" ({', '.join(unknown[:5])}); such tokens are not known here")
+        return tokenizer
 
     def save_pretrained(self, folder):
         """Write the files that Hugging Face's AutoTokenizer opens: the vocabulary and tokenizer_config.json."""
@@ -443,7 +453,7 @@ class Tokenizer:
         if self.vocabulary is not None:
             n_piece = self.vocabulary.get_piece_size()
             config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.n_id - n_piece, "legacy": False}
-            files[VOCABULARY] = self.path.read_bytes()
+            files[VOCABULARY] = self.content
         config |= {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
         files["tokenizer_config.json"] = (json.dumps(config, indent=2) + "\n").encode()
         for file, content in files.items():         # a run writes the same each time: then nobody finds half a file
@@ -560,7 +570,17 @@ def n_sentinel_of(settings):
     names = [str(token.get("content") if isinstance(token, dict) else token) for token in names]
     names += [str(token.get("content")) for token in (settings.get("added_tokens_decoder") or {}).values()]
     found = {int(match[1]) for match in (re.fullmatch(r"<extra_id_(\d+)>", name) for name in names) if match}
-    return max(found) + 1 if found else settings.get("extra_ids") or N_SENTINEL
+    return max(found) + 1 if found else int(settings.get("extra_ids") or N_SENTINEL)
+
+
+def read_dict(path):
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not Hugging Face's {path.name}")
+    return content
 
 
 def pick_sentences(tokenizer, batches, n, most_rows=256):

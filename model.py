@@ -463,9 +463,12 @@ class T5(nn.Module):
         if max_new_tokens < 1 or num_beams < 1 or num_samples < 1:
             raise ValueError(f"max_new_tokens={max_new_tokens}, num_beams={num_beams}, num_samples={num_samples}:"
                              f" each must be at least 1")
-        if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
-            raise ValueError(f"temperature={temperature}, top_k={top_k}, top_p={top_p}: temperature and top_k must not"
-                             f" be negative, and top_p must lie in (0, 1]")
+        if not (temperature == 0 or 1e-6 <= temperature <= 1e6) or top_k < 0 or not 0 < top_p <= 1:
+            raise ValueError(f"temperature={temperature}, top_k={top_k}, top_p={top_p}: temperature must be 0 or lie in"
+                             f" [1e-6, 1e6], top_k must not be negative, and top_p must lie in (0, 1]")
+        if not -10 <= length_penalty <= 10 or early_stopping not in (True, False):
+            raise ValueError(f"length_penalty={length_penalty}, early_stopping={early_stopping}: the first must lie in"
+                             f" [-10, 10], the second must be True or False")
         if num_beams > 1 and temperature > 0:
             raise ValueError(f"num_beams={num_beams} and temperature={temperature} exclude each other: beam search"
                              f" takes no samples")
@@ -474,6 +477,8 @@ class T5(nn.Module):
         if num_beams == 1 and temperature == 0 and (num_samples > 1 or top_k > 0 or top_p < 1):
             raise ValueError(f"num_samples={num_samples}, top_k={top_k}, top_p={top_p} need a temperature above 0:"
                              f" without one the likeliest id is taken")
+        if source_mask is not None and source_mask.shape != source.shape:
+            raise ValueError(f"source_mask is {tuple(source_mask.shape)}, source {tuple(source.shape)}")
         if source_mask is not None and source_mask.all():
             source_mask = None
         seeds = seed if isinstance(seed, (list, tuple)) else range(int(seed), int(seed) + len(source))
@@ -482,6 +487,8 @@ class T5(nn.Module):
         suppress = torch.as_tensor(list(suppress), dtype=torch.long, device=source.device)
         with generating(self):
             memory = self.encode(source, source_mask)
+            if not memory.isfinite().all():
+                raise ValueError("the encoder's output is not finite: the weights are damaged, or dtype is too narrow")
             cache = Cache(self.decoder.blocks, memory, source_mask, num_beams if num_beams > 1 else num_samples)
             del memory
             if num_beams > 1:
@@ -606,7 +613,7 @@ class T5(nn.Module):
         model.load_state_dict({wanted[key][0]: tensor for key, tensor in found.items()}, assign=True)
         if config.tied:
             model.lm_head.weight = model.shared.weight
-        model.tokenizer_files = [folder / file for file in TOKENIZER if (folder / file).is_file()]
+        model.tokenizer_files = [path.absolute() for path in (folder / file for file in TOKENIZER) if path.is_file()]
         return model.eval()
 
     def save_pretrained(self, folder, tokenizer=None):
@@ -616,7 +623,12 @@ class T5(nn.Module):
         tokenizer  a data.Tokenizer; None: the files that came with the weights in from_pretrained, if any
         """
         from safetensors.torch import save_file
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
+        if (folder / "ckpt.pt").exists():
+            raise ValueError(f"{folder} is the folder of a run, whose config.json would be lost; name another one")
+        if tokenizer is not None:
+            tokenizer.check_fits(self.config.vocab_size)
+        beside = [(file.name, file.read_bytes()) for file in self.tokenizer_files] if tokenizer is None else []
         folder.mkdir(parents=True, exist_ok=True)
         weights = {hf_name(ours): tensor.detach().contiguous() for ours, tensor in self.state_dict().items()
                    if not (self.config.tied and ours == "lm_head.weight")}
@@ -637,9 +649,10 @@ class T5(nn.Module):
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         else:
-            for file in self.tokenizer_files:
-                if file.parent.resolve() != folder.resolve():
-                    shutil.copyfile(file, folder / file.name)
+            for file in TOKENIZER if beside else ():                # of another model that was here
+                (folder / file).unlink(missing_ok=True)
+            for file, content in beside:
+                (folder / file).write_bytes(content)
 
     def n_params(self):
         """Number of weights, a tied head counted once."""
@@ -755,9 +768,11 @@ def pretrained_folder(name):
     if folder.exists():
         raise FileNotFoundError(f"{name} holds no model in Hugging Face's format: there is none of {', '.join(WEIGHTS)}"
                                 f" in it, nor an hf/, which train.py writes at each new best held-out loss")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
+    hub_name = str(name).rstrip("/")
+    is_slip = "/" in hub_name and any(Path(hub_name).parent.glob("*/metrics.jsonl"))     # a run's name mistyped
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_name) or is_slip:
         raise FileNotFoundError(f"model {name} is no folder here, and a name on the Hub reads OWNER/NAME")
-    return hub_folder(str(name))
+    return hub_folder(hub_name)
 
 
 def hub_folder(name):

@@ -11,6 +11,7 @@ are answered in the prompt's own words: the sentence is shown with the answers i
 import itertools
 import json
 import sys
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ class SampleConfig:
     length_penalty: float = 1.0     # beam search: above 1 favours long answers
     early_stopping: bool = False    # beam search: done as soon as num_beams answers are complete
     ban_sentinels: bool = False     # never write <extra_id_N>
-    batch_size: int = 16            # prompts at a time, alike in length
+    batch_size: int = 16            # prompts at a time, alike in length, fewer of very long ones; 1: answers at once
     json: bool = False              # an object a line: index, prompt, answers; and filled, where there are blanks
     seed: int = 0                   # of samples; each prompt's follow from it and the prompt's number
     device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
@@ -52,13 +53,20 @@ class SampleConfig:
             raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
 
 
-CHUNK = 64                          # batches whose prompts are sorted by length together: their answers come at once
+CHUNK = 8                           # batches whose prompts are sorted by length together
 
 
 def parse(argv):
-    """(settings, prompts) of a command line; what ends in .py and has no blanks is a config file."""
-    prompts = [a for a in argv if not a.startswith("-") and (not a.endswith(".py") or " " in a)]
-    cfg, = configure(SampleConfig, argv=[a for a in argv if a not in prompts])
+    """(settings, prompts) of a command line: what begins with -- is a setting, what ends in .py and has no blanks a
+    config file, all else a prompt, and so is whatever stands behind a lone --."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    settings = [a for a in argv[:end] if a.startswith("-") or (a.endswith(".py") and " " not in a)]
+    prompts = [a for a in argv[:end] if a not in settings] + argv[end + 1:]
+    odd = [a for a in settings if a.startswith("-") and not a.startswith("--") and a != "-h"]
+    if odd:
+        raise ValueError(f"command line: {odd[0]!r} is no setting (--name=value); a prompt that begins with - stands"
+                         f" behind a lone --")
+    cfg, = configure(SampleConfig, argv=settings, also=" [PROMPT ...]")
     if prompts and cfg.file:
         raise ValueError(f"prompts and file={cfg.file} exclude each other")
     return cfg, prompts
@@ -70,11 +78,11 @@ def open_prompts(cfg, prompts):
         return iter(prompts), len(prompts)
     if cfg.file:
         with open(cfg.file, "rb") as file:
-            n = sum(1 for _ in file)
-        return open(cfg.file, encoding="utf-8", errors="replace"), n
+            n = sum(1 for _ in file)                            # lines end at \n alone, as wc counts them
+        return open(cfg.file, encoding="utf-8", errors="replace", newline="\n"), n
     if sys.stdin.isatty():
         print("one prompt a line; Ctrl-D ends", file=sys.stderr)
-    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
     return sys.stdin, None
 
 
@@ -96,11 +104,28 @@ class Writer:
         cfg = self.cfg
         source, mask = (torch.from_numpy(a).to(self.device) for a in self.tokenizer.batch(prompts))
         seeds = (key_of(cfg.seed, numbers) >> np.uint64(1)).tolist()        # no two runs share a prompt's numbers
-        with self.autocast:
-            ids = self.model.generate(
-                source, mask, cfg.max_new_tokens, cfg.num_beams, cfg.num_samples, cfg.temperature, cfg.top_k, cfg.top_p,
-                cfg.length_penalty, cfg.early_stopping, self.suppress, seeds, on_step)
+        try:
+            with self.autocast:
+                ids = self.model.generate(
+                    source, mask, cfg.max_new_tokens, cfg.num_beams, cfg.num_samples, cfg.temperature, cfg.top_k,
+                    cfg.top_p, cfg.length_penalty, cfg.early_stopping, self.suppress, seeds, on_step)
+        except RuntimeError as error:
+            if "memory" not in str(error):
+                raise
+            raise runtime.Stopped(f"there is not memory enough for {len(prompts)} prompts of {source.shape[1]:,} ids,"
+                                  f" the first is number {min(numbers)}; try a smaller --batch_size, or shorter"
+                                  f" prompts") from None
         return ids.unflatten(0, (len(prompts), cfg.num_samples)).tolist()
+
+    def batches(self, prompts):
+        """(number, prompt) pairs cut into batches alike in length: batch_size of them, or fewer so that the encoder has
+        no more scores, rows x length x length, than for batch_size prompts of 1,024 ids."""
+        by_length = sorted(((len(self.tokenizer.encode(text)) + 1, number, text) for number, text in prompts),
+                           reverse=True)
+        while by_length:
+            n = max(1, min(self.cfg.batch_size, self.cfg.batch_size * 1024 ** 2 // by_length[0][0] ** 2))
+            yield [(number, text) for _, number, text in by_length[:n]]
+            del by_length[:n]
 
     def has_blanks(self, prompt):
         return any(map(self.tokenizer.is_sentinel, self.tokenizer.encode(prompt)))
@@ -144,19 +169,21 @@ def main(argv=None):
     from tqdm import tqdm
     lines = ((number, line.strip("\r\n")) for number, line in enumerate(stream))
     with tqdm(total=n, unit=" prompts", disable=True if n == 1 or one_by_one else None) as bar:
-        while chunk := list(itertools.islice(lines, 1 if one_by_one else CHUNK * cfg.batch_size)):
-            answers = dict.fromkeys(range(len(chunk)), [[]] * cfg.num_samples)      # of empty lines: empty
-            by_length = sorted((i for i in answers if chunk[i][1].strip()), key=lambda i: len(chunk[i][1]))
-            for lo in range(0, len(by_length), cfg.batch_size):
-                part = by_length[lo:lo + cfg.batch_size]
-                numbers, texts = zip(*(chunk[i] for i in part), strict=True)
-                answers.update(zip(part, writer.answers(numbers, texts), strict=True))
-                bar.update(len(part))
-            bar.update(len(chunk) - len(by_length))
-            for i, (number, prompt) in enumerate(chunk):
-                for line in writer.show(number, prompt, answers[i]):
-                    bar.write(line)
-            sys.stdout.flush()
+        n_line = 1 if one_by_one or cfg.batch_size == 1 else CHUNK * cfg.batch_size
+        while chunk := list(itertools.islice(lines, n_line)):
+            answers = {number: [[]] * cfg.num_samples for number, text in chunk if not text.strip()}    # empty: empty
+            waiting = deque(chunk)                              # to be printed, in this order
+            batches = writer.batches([entry for entry in chunk if entry[0] not in answers])
+            for part in itertools.chain(batches, [()]):         # the last time for what follows the last batch
+                if part:
+                    numbers, texts = zip(*part, strict=True)
+                    answers.update(zip(numbers, writer.answers(numbers, texts), strict=True))
+                while waiting and waiting[0][0] in answers:
+                    number, prompt = waiting.popleft()
+                    for line in writer.show(number, prompt, answers.pop(number)):
+                        bar.write(line)
+                    bar.update()
+                sys.stdout.flush()
     return 0
 
 

@@ -284,6 +284,14 @@ def test_products_without_gradients_equal_those_with_them(shape, packed):
         torch.testing.assert_close(linear(x), wanted.detach(), atol=1e-5, rtol=0)
 
 
+def test_weights_that_are_no_numbers_are_told():
+    model = tiny_t5()
+    with torch.no_grad():
+        model.encoder.blocks[0].ff.wo.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="the encoder's output is not finite"):
+        model.generate(ids(1, 4))
+
+
 def test_a_compiled_model_generates_and_computes_without_gradients():
     """torch.compile's wrapper passes on what it does not define."""
     model, (source, mask) = lively_t5(), prompts()
@@ -297,6 +305,10 @@ def test_a_compiled_model_generates_and_computes_without_gradients():
     (dict(max_new_tokens=0), "max_new_tokens=0"), (dict(num_beams=0), "num_beams=0"),
     (dict(num_samples=2), "need a temperature above 0"), (dict(top_k=5), "need a temperature above 0"),
     (dict(temperature=-1.0), "temperature=-1.0"), (dict(temperature=1.0, top_p=0.0), "top_p=0.0"),
+    (dict(temperature=1e-38), "temperature=1e-38"), (dict(temperature=1e300), "temperature=1e"),
+    (dict(num_beams=2, early_stopping="never"), "early_stopping=never"),
+    (dict(num_beams=2, length_penalty=1000), "length_penalty=1000"),
+    (dict(source_mask=torch.ones(1, 3)), r"source_mask is \(1, 3\), source \(1, 4\)"),
     (dict(temperature=1.0, num_beams=2), "exclude each other"), (dict(num_beams=2, num_samples=3), "more than"),
 ])
 def test_settings_that_do_not_go_together(settings, part):

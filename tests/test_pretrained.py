@@ -5,6 +5,7 @@ Runs under transformers 4 and 5 alike; they differ in what config.json says of v
 import fnmatch
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -235,6 +236,31 @@ def test_a_folder_can_be_written_again(corpus, tmp_path):
     assert T5.from_pretrained(tmp_path).shared.weight.dtype == torch.float32
 
 
+def test_saving_needs_neither_the_folder_it_came_from_nor_harms_a_run(corpus, tmp_path, monkeypatch):
+    tokenizer = Tokenizer(corpus / "spiece.model")
+    tiny_t5(vocab_size=256).save_pretrained(tmp_path / "a", tokenizer)
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = T5.from_pretrained("a"), Tokenizer.from_pretrained("a")
+    monkeypatch.chdir("/")
+    ours.save_pretrained(tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    theirs.save_pretrained(tmp_path / "c")
+    assert (tmp_path / "b" / "spiece.model").read_bytes() == (tmp_path / "c" / "spiece.model").read_bytes()
+    (tmp_path / "b" / "tokenizer.json").write_text("of another vocabulary")
+    T5.from_pretrained(tmp_path / "b").save_pretrained(tmp_path / "b")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "tokenizer.json").write_text("of another vocabulary")
+    (tmp_path / "b" / "tokenizer.json").unlink()
+    T5.from_pretrained(tmp_path / "b").save_pretrained(tmp_path / "d")
+    assert not (tmp_path / "d" / "tokenizer.json").exists() and (tmp_path / "d" / "spiece.model").exists()
+    with pytest.raises(ValueError, match="rows for ids"):
+        tiny_t5().save_pretrained(tmp_path / "e", tokenizer)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ckpt.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="is the folder of a run"):
+        ours.save_pretrained(tmp_path / "run")
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 LOAD = r"""
@@ -387,7 +413,10 @@ def test_one_format_of_the_weights_is_fetched(hub, files, wanted, monkeypatch, t
 
 
 def test_names_that_give_no_model_get_one_line(hub, tmp_path):
-    for name, part in (("someone/none", "someone/none is no folder here, and the Hub gave none"),
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "metrics.jsonl").write_text("")
+    for name, part in (("runs/tinny", "runs/tinny is no folder here, and a name on the Hub reads"),
+                       ("someone/none", "someone/none is no folder here, and the Hub gave none"),
                        ("no/such/folder", "no/such/folder is no folder here, and a name on the Hub reads OWNER/NAME")):
         with pytest.raises(FileNotFoundError, match=part) as error:
             T5.from_pretrained(name)

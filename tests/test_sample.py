@@ -123,6 +123,48 @@ def test_streaming_writes_word_by_word(folder, monkeypatch, capsys):
     assert "".join(written).splitlines() == lines(capsys, f"--model={folder}", "The list of the array")
 
 
+def test_prompts_behind_two_dashes(folder, capsys):
+    assert sample.parse([f"--model={folder}", "a", "--", "-5 + 3", "--x", "b.py"])[1] == ["a", "-5 + 3", "--x", "b.py"]
+    assert len(lines(capsys, f"--model={folder}", "--", "- the list", "--name")) == 2
+    with pytest.raises(SystemExit):
+        sample.main(["--help"])
+    assert "[--name=value ...] [PROMPT ...]" in capsys.readouterr().out
+
+
+def test_answers_come_as_soon_as_those_before_them(folder, tmp_path, capsys, monkeypatch):
+    """What has been answered when a run is stopped is there; lines end at \\n alone; long prompts are batched apart."""
+    text = ["The list " * 30, "of\rthe value", "", "name"]
+    (tmp_path / "in.txt").write_bytes("\n".join(text).encode())
+    cfg, _ = sample.parse([f"--model={folder}", "--batch_size=2", f"--file={tmp_path / 'in.txt'}"])
+    writer = sample.Writer(cfg)
+    assert [[n for n, _ in part] for part in writer.batches(list(enumerate(text)))] == [[0, 1], [3, 2]]
+    long = [(0, "list " * 1100), (1, "list"), (2, "list " * 1500), (3, "name")]
+    assert [len(part) for part in writer.batches(long)] == [1, 1, 2]
+    whole = lines(capsys, f"--model={folder}", f"--file={tmp_path / 'in.txt'}")
+    assert len(whole) == 4
+    answers, calls = sample.Writer.answers, []
+
+    def stop_at_the_second(self, numbers, prompts):
+        calls.append(numbers)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return answers(self, numbers, prompts)
+
+    monkeypatch.setattr(sample.Writer, "answers", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        sample.main([f"--model={folder}", "--batch_size=2", f"--file={tmp_path / 'in.txt'}", "--max_new_tokens=12"])
+    assert capsys.readouterr().out.splitlines() == whole[:3]
+
+
+def test_too_little_memory_is_one_line(folder, monkeypatch):
+    def full(*args):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(sample.T5, "generate", full)
+    with pytest.raises(sample.runtime.Stopped, match=r"not memory enough for 1 prompts of \d+ ids"):
+        sample.main([f"--model={folder}", "The list"])
+
+
 def test_letters_of_several_bytes_are_streamed_whole(tmp_path, capsys, monkeypatch):
     """A model of bytes: half a letter is held back, an end that never comes is dropped."""
     lively_t5(4, vocab_size=384).save_pretrained(tmp_path, Tokenizer())
@@ -156,6 +198,7 @@ def test_a_reader_that_goes_away_is_no_fault(folder, tmp_path):
     (["--model={wide}", "x", "--vocab={folder}/spiece.model"], "the model has 1,280 rows for ids"),
     (["--model={folder}", "x", "--dtype=float16"], "dtype=float16 is refused"),
     (["--model={folder}", "x", "--max_new_tokens=0"], "max_new_tokens=0"),
+    (["--model={folder}", "- x"], "a prompt that begins with - stands behind a lone --"),
     (["--model={folder}", "x", "--batch_size=0"], "batch_size=0 must be at least 1"),
     (["--model={root}/config", "x"], "holds no model in Hugging Face's format"),
 ])

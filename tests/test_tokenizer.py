@@ -190,8 +190,23 @@ def test_the_number_of_sentinels_comes_from_tokenizer_config(corpus, tmp_path, s
     assert Tokenizer.from_pretrained(tmp_path / "again").n_id == 150 + n
 
 
+@pytest.mark.parametrize("file, content", [
+    ("tokenizer_config.json", {"added_tokens_decoder": {"250": {"content": "{"}, "249": {"content": "<extra_id_0>"}}}),
+    ("added_tokens.json", {"{": 250, "<extra_id_0>": 249})])
+def test_tokens_added_to_the_vocabulary_are_refused_by_name(corpus, tmp_path, file, content):
+    Tokenizer(corpus / "spiece.model").save_pretrained(tmp_path)
+    names = {"added_tokens_decoder": {str(250 - 1 - k): {"content": f"<extra_id_{k}>"} for k in range(100)}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    assert Tokenizer.from_pretrained(tmp_path).n_id == 250
+    if file == "tokenizer_config.json":
+        content = {"added_tokens_decoder": names["added_tokens_decoder"] | content["added_tokens_decoder"]}
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"has 1 tokens of its own beside the vocabulary \('\{'\)"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
 def test_what_is_no_tokenizer_is_named(tmp_path, corpus):
-    with pytest.raises(FileNotFoundError, match=r"no spiece\.model in it.*give one with --vocab=PATH"):
+    with pytest.raises(FileNotFoundError, match=r"no spiece\.model in it.*takes --vocab=PATH"):
         Tokenizer.from_pretrained(tmp_path)
     for broken in ("[", "[]", '{"additional_special_tokens": 5}', '{"added_tokens_decoder": [1]}'):
         (tmp_path / "tokenizer_config.json").write_text(broken)
