@@ -179,7 +179,8 @@ def ctranslate2_call(cfg, model, source, folder):
     process of its own: in ours its threads make every small operation of torch slower (10.6 -> 16.5 ms a step; LOG.md,
     2026-12-02)."""
     import ctranslate2
-    model.save_pretrained(folder / "hf", data.Tokenizer())      # it wants a vocabulary; bytes and made-up names will do
+    model.save_pretrained(folder / "hf")
+    data.Tokenizer().save_pretrained(folder / "hf")             # it wants a vocabulary; bytes and made-up names will do
     ctranslate2.converters.TransformersConverter(str(folder / "hf")).convert(str(folder / "ct2"))
     vocabulary = folder / "ct2" / "shared_vocabulary.json"
     names = json.loads(vocabulary.read_text(encoding="utf-8"))

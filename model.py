@@ -505,7 +505,7 @@ class T5(nn.Module):
                                    for s in seeds]).to(device)
         rows = torch.arange(n, device=device)                   # which row each entry of the cache belongs to
         for t in range(max_new_tokens):
-            logits = self.next_logits(ids, cache).index_fill(-1, suppress, -math.inf)
+            logits = self.next_logits(ids, cache).index_fill_(-1, suppress, -math.inf)
             if temperature > 0:
                 ids = draw(logits / temperature, top_k, top_p, uniform[rows, t])
             else:
@@ -539,7 +539,7 @@ class T5(nn.Module):
         for t in range(max_new_tokens):
             logits = self.next_logits(ids, cache)
             total = logits.logsumexp(-1, keepdim=True)
-            best, best_ids = logits.index_fill(-1, suppress, -math.inf).topk(min(2 * G, V), -1)     # of each beam ...
+            best, best_ids = logits.index_fill_(-1, suppress, -math.inf).topk(min(2 * G, V), -1)     # of each beam ...
             new_score, at = (score[..., None] + best - total).flatten(1).topk(2 * G, -1)            # ... and of a row
             parent, ids = at // best.shape[-1], best_ids.flatten(1).gather(1, at)
             new_history = history.gather(1, parent[..., None].expand(-1, -1, max_new_tokens))
