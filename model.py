@@ -62,9 +62,17 @@ class T5Config:
             raise ValueError(f"init={self.init!r} is unknown; there are 't5x' and 'nanot5'")
 
 
-# oneDNN's matrix product, the one that torch's compiler calls; built into torch for x86
-ONEDNN = (platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
-          and hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"))
+def has_onednn():
+    """Whether oneDNN's matrix product is there, which torch's compiler calls on x86: tried, as it is not documented."""
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(2, 3))
+        product = torch.ops.mkldnn._linear_pointwise(torch.ones(1, 3), weight, None, "none", [], "")
+        return platform.machine().lower() in ("x86_64", "amd64") and product.tolist() == [[3.0, 3.0]]
+    except Exception:
+        return False
+
+
+ONEDNN = has_onednn()
 
 
 class Linear(nn.Linear):

@@ -20,7 +20,7 @@ import torch
 import runtime
 from configurator import configure
 from data import Tokenizer, key_of
-from model import T5, pretrained_folder
+from model import T5, config_from_hf, pretrained_folder
 
 
 @dataclass
@@ -93,10 +93,10 @@ class Writer:
         self.cfg, self.device = cfg, runtime.pick_device(cfg.device)
         self.autocast = runtime.autocast(self.device, runtime.pick_dtype(cfg.dtype, self.device))
         folder = pretrained_folder(cfg.model)
+        vocab_size = config_from_hf(folder)[0].vocab_size       # what does not fit is told before the weights are read
         self.tokenizer = Tokenizer(cfg.vocab) if cfg.vocab else Tokenizer.from_pretrained(folder)
-        self.model = T5.from_pretrained(folder, self.device)
-        vocab_size = self.model.config.vocab_size
         self.tokenizer.check_fits(vocab_size)
+        self.model = T5.from_pretrained(folder, self.device)
         self.suppress = self.tokenizer.suppress(vocab_size, cfg.ban_sentinels)
 
     def answers(self, numbers, prompts, on_step=None):

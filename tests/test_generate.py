@@ -1,6 +1,7 @@
 """Generation: against transformers' greedy and beam search, against the model without a cache, and by frequencies."""
 import importlib.util
 import math
+import platform
 
 import pytest
 import torch
@@ -284,6 +285,18 @@ def test_products_without_gradients_equal_those_with_them(shape, packed):
         if packed and t5.ONEDNN:
             linear.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
         torch.testing.assert_close(linear(x), wanted.detach(), atol=1e-5, rtol=0)
+
+
+def test_without_onednn_ids_are_the_same(monkeypatch):
+    model, (source, mask) = lively_t5(eos=1.0), prompts()
+    wanted = [model.generate(source, mask, max_new_tokens=20, num_beams=n) for n in (1, 3)]
+    if platform.machine() == "x86_64" and torch.backends.mkldnn.is_available():
+        assert t5.ONEDNN
+    monkeypatch.setattr(t5, "ONEDNN", False)
+    for n, ids_ in zip((1, 3), wanted, strict=True):
+        assert torch.equal(model.generate(source, mask, max_new_tokens=20, num_beams=n), ids_)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: 1 / 0, raising=False)
+    assert not t5.has_onednn()
 
 
 def test_weights_that_are_no_numbers_are_told():

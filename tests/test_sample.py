@@ -201,11 +201,15 @@ def test_a_reader_that_goes_away_is_no_fault(folder, tmp_path):
     (["--model={folder}", "- x"], "a prompt that begins with - stands behind a lone --"),
     (["--model={folder}", "x", "--batch_size=0"], "batch_size=0 must be at least 1"),
     (["--model={root}/config", "x"], "holds no model in Hugging Face's format"),
+    (["--model={long}", "x"], "model_type 'longt5' is not a T5 of this kind"),
 ])
 def test_wrong_uses_get_one_line(argv, part, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lively_t5(vocab_size=1280).save_pretrained(tmp_path / "wide")
-    argv = [arg.format(folder=folder, root=ROOT, wide=tmp_path / "wide") for arg in argv]
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "long" / "config.json").write_text('{"model_type": "longt5"}')
+    argv = [arg.format(folder=folder, root=ROOT, wide=tmp_path / "wide", long=tmp_path / "long") for arg in argv]
     with pytest.raises((ValueError, OSError)) as error:
         sample.main(argv)
     assert part in str(error.value) and "\n" not in str(error.value)
