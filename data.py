@@ -421,13 +421,15 @@ class Tokenizer:
 
         if local and not find("tokenizer_config.json") and not find(VOCABULARY):
             folder = folder / "hf"
-        config, settings, n_sentinel = find("tokenizer_config.json"), {}, N_SENTINEL
+        config, added, n_sentinel = find("tokenizer_config.json"), {}, N_SENTINEL
         if config:
             settings = read_dict(config)
             if str(settings.get("tokenizer_class")).startswith("ByT5"):
                 return cls()
             try:
                 n_sentinel = n_sentinel_of(settings)
+                named = settings.get("added_tokens_decoder") or {}
+                added = {token.get("content"): int(i) for i, token in named.items()}
             except (ValueError, AttributeError, TypeError):
                 raise ValueError(f"{config} is not Hugging Face's {config.name}") from None
         vocabulary = find(VOCABULARY)
@@ -436,7 +438,6 @@ class Tokenizer:
                                     f" tokenizer_config.json of a ByT5 (transformers 5 writes none: copy it from the"
                                     f" model that this one was made from); sample.py takes --vocab=PATH")
         tokenizer = cls(vocabulary, n_sentinel)
-        added = {token.get("content"): int(i) for i, token in (settings.get("added_tokens_decoder") or {}).items()}
         if local and find("added_tokens.json"):
             added |= read_dict(find("added_tokens.json"))
         unknown = [repr(text) for text, i in added.items() if i >= tokenizer.n_id]
@@ -574,6 +575,7 @@ def n_sentinel_of(settings):
 
 
 def read_dict(path):
+    """The JSON object of a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:

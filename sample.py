@@ -127,14 +127,15 @@ class Writer:
             yield [(number, text) for _, number, text in by_length[:n]]
             del by_length[:n]
 
-    def has_blanks(self, prompt):
-        return any(map(self.tokenizer.is_sentinel, self.tokenizer.encode(prompt)))
+    def has_blanks(self, source):
+        return any(map(self.tokenizer.is_sentinel, source))
 
     def show(self, number, prompt, answers):
         """The lines printed for one prompt: the text of each answer, or the sentence with the blanks filled in."""
-        blanks = self.has_blanks(prompt)
+        source = self.tokenizer.encode(prompt)
+        blanks = self.has_blanks(source)
         texts = [self.tokenizer.decode(ids, sentinels=blanks) for ids in answers]
-        filled = [self.tokenizer.fill(self.tokenizer.encode(prompt), ids) for ids in answers] if blanks else None
+        filled = [self.tokenizer.fill(source, ids) for ids in answers] if blanks else None
         if self.cfg.json:
             record = {"index": number, "prompt": prompt, "answers": texts} | ({"filled": filled} if blanks else {})
             return [json.dumps(record, ensure_ascii=False)]
@@ -164,7 +165,8 @@ def main(argv=None):
     writer = Writer(cfg)
     one_by_one = n is None and stream.isatty()
     plain = cfg.num_beams == cfg.num_samples == 1 and not cfg.json and sys.stdout.isatty()
-    if len(prompts) == 1 and prompts[0].strip() and plain and not writer.has_blanks(prompts[0]):
+    if len(prompts) == 1 and prompts[0].strip() and plain and not writer.has_blanks(
+            writer.tokenizer.encode(prompts[0])):
         return writer.stream(prompts[0])
     from tqdm import tqdm
     lines = ((number, line.strip("\r\n")) for number, line in enumerate(stream))

@@ -196,6 +196,17 @@ class Progress:
     seconds: float = 0.0            # spent in training steps
 
 
+def check_out_dir(cfg, out_dir):
+    """Refuse to write over a run, or to resume none: before weights are read or fetched."""
+    has_run = (out_dir / "ckpt.pt").exists()
+    if has_run and not cfg.resume and not cfg.overwrite:
+        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
+                         f" --overwrite=True, or name another --out_dir")
+    if cfg.resume and not has_run:
+        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
+                                f" leave --resume out")
+
+
 def load_weights(init_from):
     """(weights, settings, what is known of the vocabulary) of a checkpoint, of a run's last one, or of a model in
     Hugging Face's format."""
@@ -262,6 +273,8 @@ def main(argv=None):
         meta = {"n_id": 32_100}
     else:
         meta = open_data(data_cfg.data_dir)
+    if not cfg.dry_run:
+        check_out_dir(cfg, out_dir)
     start = load_weights(cfg.init_from) if cfg.init_from and not cfg.resume and not cfg.dry_run else None
     if t5_cfg.vocab_size is None:                       # umT5's embedding has more rows than its ids need
         t5_cfg.vocab_size = max(data.round_up(meta["n_id"]), start[1]["vocab_size"] if start else 0)
@@ -279,13 +292,6 @@ def main(argv=None):
     tokenizer = open_tokenizer(data_cfg.data_dir, meta)
 
     # model and optimizer, new or from a checkpoint
-    has_run = (out_dir / "ckpt.pt").exists()
-    if has_run and not cfg.resume and not cfg.overwrite:
-        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
-                         f" --overwrite=True, or name another --out_dir")
-    if cfg.resume and not has_run:
-        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
-                                f" leave --resume out")
     autocast = runtime.autocast(device, dtype)
     torch.manual_seed(cfg.seed)
     model = T5(t5_cfg).to(device)
