@@ -140,7 +140,9 @@ def help_text(classes, also=""):
     lines = [f"usage: python SCRIPT.py [config/FILE.py ...] [--name=value ...]{also}      the later one wins", ""]
     for cls in classes:
         lines.append((inspect.getdoc(cls) or cls.__name__).split("\n")[0])
-        notes = dict(re.findall(r"^    (\w+): [^#\n]*#[ ]?(.*)$", inspect.getsource(cls), re.M))
+        notes = {}
+        for base in reversed(cls.__mro__[:-1]):             # what a class inherits comes from its bases' sources
+            notes |= re.findall(r"^    (\w+): [^#\n]*#[ ]?(.*)$", inspect.getsource(base), re.M)
         for field in dataclasses.fields(cls):
             left = f"  --{field.name}={field.default}"
             lines.append(f"{left:<36} {type_name(field.type):<14} {notes.get(field.name, '')}".rstrip())

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -64,6 +65,115 @@ def raised_here(error):
 
 def first_line(error):
     return str(error).partition("\n")[0]
+
+
+# --- what a training run has ------------------------------------------------------------------------------------------
+
+@dataclass
+class RunConfig:
+    """The run: batch, device, what is written and when."""
+    out_dir: str | None = None      # run folder; None: runs/NAME, of the config files' names
+    batch_size: int = 128           # rows an optimizer step
+    micro_batch_size: int | None = None     # rows at a time, the rest by accumulation; None: the whole batch
+    seed: int = 0                   # of new weights, order, noise and other choices
+    device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
+    dtype: str = "auto"             # auto, float32 or bfloat16 (autocast; weights stay float32)
+    compile: bool | None = None     # torch.compile; None: in pre-training on CUDA only
+    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA and in evaluation, else eager
+    gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
+    save_every: int = 1_000         # optimizer steps; 0: only after the last one and at a new best held-out score
+    log_every: int = 100            # optimizer steps
+    keep: int = 1                   # last checkpoints kept, beside the best one
+    resume: bool = False            # go on from out_dir/ckpt.pt
+    overwrite: bool = False         # start anew although out_dir holds a run
+    tensorboard: bool = False       # also write TensorBoard's files into out_dir
+    wandb: bool = False             # also log to Weights & Biases
+
+    def __post_init__(self):
+        for name in ("batch_size", "log_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.save_every < 0:
+            raise ValueError(f"save_every={self.save_every} must not be negative")
+        if self.micro_batch_size is None:
+            self.micro_batch_size = self.batch_size
+        if self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size:
+            fit = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0 and n <= self.micro_batch_size]
+            raise ValueError(f"batch_size={self.batch_size} does not split into micro-batches of"
+                             f" {self.micro_batch_size} rows; try micro_batch_size={max(fit, default=1)}")
+        if not 0 <= self.seed < 2 ** 63:
+            raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
+        if self.resume and self.overwrite:
+            raise ValueError("resume=True and overwrite=True exclude each other")
+
+
+# RunConfig's settings that a resumed run may change: nothing that its losses depend on beyond rounding
+FREE = {"out_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
+        "save_every", "log_every", "keep", "resume", "overwrite", "tensorboard", "wandb"}
+
+
+@dataclass
+class Progress:
+    """Where a run stands; part of each checkpoint."""
+    step: int = 0                   # optimizer steps done
+    losses: list | None = None      # of the steps since the last log line
+    evaluated: int = -1             # step of the last held-out evaluation
+    best: float = math.inf          # lowest held-out loss, or what is lowest when best
+    seconds: float = 0.0            # spent in training steps
+
+
+def check_out_dir(cfg, out_dir):
+    """Refuse to write over a run, or to resume none: before weights are read or fetched."""
+    has_run = (out_dir / "ckpt.pt").exists()
+    if has_run and not cfg.resume and not cfg.overwrite:
+        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
+                         f" --overwrite=True, or name another --out_dir")
+    if cfg.resume and not has_run:
+        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
+                                f" leave --resume out")
+
+
+def check_settings(old, new, free):
+    """Refuse to go on with settings, beside the `free` ones, other than a checkpoint's, naming both values."""
+    differ = {name: value for name, value in old.items() if name not in free and new.get(name) != value}
+    if differ:
+        was, now = (", ".join(f"{name}={values.get(name)}" for name in differ) for values in (differ, new))
+        raise ValueError(f"the stopped run has {was}; this one {now}. Resume with the old settings"
+                         f" ({' '.join(f'--{name}={value}' for name, value in differ.items())}), or start anew in"
+                         f" another --out_dir")
+
+
+def open_run(cfg, out_dir, step, settings):
+    """Make the run's folder ours: rid of what a kill while saving has left, and of what belongs to steps after `step`
+    or, with overwrite, to the run before. Returns a file that locks it until closed, and its Metrics."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lock_file = lock(out_dir / ".lock", out_dir)
+    metrics = Metrics(out_dir, step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
+    for old in out_dir.glob("*.tmp"):
+        old.unlink()
+    for old in out_dir.glob("ckpt-*.pt"):
+        if cfg.overwrite or int(old.stem[5:]) > step:
+            old.unlink()
+    if cfg.overwrite:
+        for name in ("ckpt.pt", "best.pt"):
+            (out_dir / name).unlink(missing_ok=True)
+        shutil.rmtree(out_dir / "hf", ignore_errors=True)
+    return lock_file, metrics
+
+
+def check_finite(step, losses, grad_norm, weight_norm):
+    """Stop at the first loss since the last check that is not a number, or after an update that has spoilt the weights
+    (an infinite gradient may come with a finite loss); what is on the disk stays as it is."""
+    finite = torch.stack(losses).isfinite().tolist() if losses else []
+    bad = None
+    if not all(finite):
+        at = finite.index(False)
+        bad = f"loss is {float(losses[at])} at step {step - len(losses) + at}"
+    elif not math.isfinite(grad_norm) or not math.isfinite(weight_norm):
+        bad = f"gradient norm is {grad_norm} and weight norm {weight_norm} after the update of step {step - 1}"
+    if bad:
+        raise Stopped(f"{bad}; the last good checkpoint stays as it is."
+                      f" Try a lower learning_rate or a longer warm-up")
 
 
 # --- device and precision --------------------------------------------------------------------------------------------

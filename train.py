@@ -7,7 +7,6 @@
 import contextlib
 import importlib.util
 import math
-import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -21,70 +20,39 @@ from configurator import config_files, configure
 from data import Batches, DataConfig
 from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
+from runtime import Progress, RunConfig, check_finite
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(RunConfig):
     """The run: length, batch, device, what is written and when."""
-    out_dir: str | None = None      # run folder; None: runs/NAME, of the config files' names
     max_steps: int = 65_536         # optimizer steps
-    batch_size: int = 128           # rows an optimizer step
-    micro_batch_size: int | None = None     # rows at a time, the rest by accumulation; None: the whole batch
-    seed: int = 0                   # of weights, order and noise
-    device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
-    dtype: str = "auto"             # auto, float32 or bfloat16 (autocast; weights stay float32)
-    compile: bool | None = None     # torch.compile; None: on CUDA only
-    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA and in evaluation, else eager
-    gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
     eval_every: int = 2_000         # optimizer steps; 0: only before the first and after the last
     eval_batches: int = 32          # held-out batches of 128 rows, whatever batch_size is
-    save_every: int = 1_000         # optimizer steps; 0: only after the last one and at a new best held-out loss
-    log_every: int = 100            # optimizer steps
-    keep: int = 1                   # last checkpoints kept, beside the best one
-    resume: bool = False            # go on from out_dir/ckpt.pt
-    overwrite: bool = False         # start anew although out_dir holds a run
     init_from: str | None = None    # weights to start from: run folder, checkpoint, Hugging Face folder or Hub name
     dry_run: bool = False           # print sizes, FLOPs and memory, and stop
     n_sample: int = 0               # held-out sentences to fill in at the end
-    tensorboard: bool = False       # also write TensorBoard's files into out_dir
-    wandb: bool = False             # also log to Weights & Biases
 
     def __post_init__(self):
-        for name in ("max_steps", "batch_size", "log_every", "keep", "eval_batches"):
+        super().__post_init__()
+        for name in ("max_steps", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "save_every", "n_sample"):
+        for name in ("eval_every", "n_sample"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
-        if self.micro_batch_size is None:
-            self.micro_batch_size = self.batch_size
-        if self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size:
-            fit = [n for n in range(1, self.batch_size + 1) if self.batch_size % n == 0 and n <= self.micro_batch_size]
-            raise ValueError(f"batch_size={self.batch_size} does not split into micro-batches of"
-                             f" {self.micro_batch_size} rows; try micro_batch_size={max(fit, default=1)}")
-        if not 0 <= self.seed < 2 ** 63:
-            raise ValueError(f"seed={self.seed} must lie in [0, 2^63)")
-        if self.resume and self.overwrite:
-            raise ValueError("resume=True and overwrite=True exclude each other")
 
 
 CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
 EVAL_ROWS = 128                     # of a held-out batch: runs of every batch size are scored on the same rows
 
 # What may differ from the stopped run when it is resumed: nothing that the loss depends on beyond rounding.
-FREE = {"out_dir", "data_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
-        "eval_every", "save_every", "log_every", "keep", "resume", "overwrite", "init_from", "dry_run",
-        "n_sample", "tensorboard", "wandb", "max_steps"}
+FREE = runtime.FREE | {"data_dir", "eval_every", "init_from", "dry_run", "n_sample", "max_steps"}
 
 
 def check_resume(ckpt, settings, meta, optim_cfg):
     """Refuse to go on with another model, vocabulary, seed or recipe than the checkpoint's, naming both values."""
-    differ = {name: old for name, old in ckpt["settings"].items() if name not in FREE and settings.get(name) != old}
-    if differ:
-        was, now = (", ".join(f"{name}={values.get(name)}" for name in differ) for values in (differ, settings))
-        raise ValueError(f"the stopped run has {was}; this one {now}. Resume with the old settings"
-                         f" ({' '.join(f'--{name}={old}' for name, old in differ.items())}), or start anew in another"
-                         f" --out_dir")
+    runtime.check_settings(ckpt["settings"], settings, FREE)
     for name in ("vocabulary_sha256", "train_tokens"):
         old, new = ckpt["data"][name], data_identity(meta)[name]
         if old != new:
@@ -186,27 +154,6 @@ FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
 memory           about {memory / 1e9:.1f} GB at {cfg.micro_batch_size} rows, {str(dtype)[6:]}, {attention} attention""")
 
 
-@dataclass
-class Progress:
-    """Where a run stands; part of each checkpoint."""
-    step: int = 0                   # optimizer steps done
-    losses: list | None = None      # of the steps since the last log line
-    evaluated: int = -1             # step of the last held-out evaluation
-    best: float = math.inf          # lowest held-out loss
-    seconds: float = 0.0            # spent in training steps
-
-
-def check_out_dir(cfg, out_dir):
-    """Refuse to write over a run, or to resume none: before weights are read or fetched."""
-    has_run = (out_dir / "ckpt.pt").exists()
-    if has_run and not cfg.resume and not cfg.overwrite:
-        raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
-                         f" --overwrite=True, or name another --out_dir")
-    if cfg.resume and not has_run:
-        raise FileNotFoundError(f"{out_dir / 'ckpt.pt'} is missing, so there is nothing to resume;"
-                                f" leave --resume out")
-
-
 def load_weights(init_from):
     """(weights, settings, what is known of the vocabulary) of a checkpoint, of a run's last one, or of a model in
     Hugging Face's format."""
@@ -243,21 +190,6 @@ def check_start(init_from, theirs, t5_cfg, vocabulary, meta):
                          f" {meta['first_sentinel']}; prepare the data with --n_sentinel={n_sentinel}")
 
 
-def check_finite(step, losses, grad_norm, weight_norm):
-    """Stop at the first loss since the last check that is not a number, or after an update that has spoilt the weights
-    (an infinite gradient may come with a finite loss); what is on the disk stays as it is."""
-    finite = torch.stack(losses).isfinite().tolist() if losses else []
-    bad = None
-    if not all(finite):
-        at = finite.index(False)
-        bad = f"loss is {float(losses[at])} at step {step - len(losses) + at}"
-    elif not math.isfinite(grad_norm) or not math.isfinite(weight_norm):
-        bad = f"gradient norm is {grad_norm} and weight norm {weight_norm} after the update of step {step - 1}"
-    if bad:
-        raise runtime.Stopped(f"{bad}; the last good checkpoint stays as it is."
-                              f" Try a lower learning_rate or a longer warm-up")
-
-
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
@@ -274,7 +206,7 @@ def main(argv=None):
     else:
         meta = open_data(data_cfg.data_dir)
     if not cfg.dry_run:
-        check_out_dir(cfg, out_dir)
+        runtime.check_out_dir(cfg, out_dir)
     start = load_weights(cfg.init_from) if cfg.init_from and not cfg.resume and not cfg.dry_run else None
     if t5_cfg.vocab_size is None:                       # umT5's embedding has more rows than its ids need
         t5_cfg.vocab_size = max(data.round_up(meta["n_id"]), start[1]["vocab_size"] if start else 0)
@@ -319,18 +251,7 @@ def main(argv=None):
     step_model = torch.compile(model) if compiled else model
 
     # the run's folder and first lines
-    out_dir.mkdir(parents=True, exist_ok=True)
-    lock_file = runtime.lock(out_dir / ".lock", out_dir)
-    metrics = runtime.Metrics(out_dir, at.step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
-    for old in out_dir.glob("*.tmp"):                   # what a kill while saving has left
-        old.unlink()
-    for old in out_dir.glob("ckpt-*.pt"):               # of steps that this run has not made yet
-        if cfg.overwrite or int(old.stem[5:]) > at.step:
-            old.unlink()
-    if cfg.overwrite:
-        for name in ("ckpt.pt", "best.pt"):
-            (out_dir / name).unlink(missing_ok=True)
-        shutil.rmtree(out_dir / "hf", ignore_errors=True)
+    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings)
     runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     n_micro = cfg.batch_size // cfg.micro_batch_size
     flops, peak = model.flops(cfg.batch_size, plan.source, plan.target), runtime.peak_flops(device, dtype)
