@@ -311,6 +311,24 @@ def unigram_floor(train, batches, n_id, n_sample=4_000_000):
     return float((cost[pieces].sum() + layout * len(target)) / target.size)
 
 
+def pad_rows(rows, fill=PAD):
+    """Rows of ids of several lengths as (B, longest) int64, filled up on the right, and a mask, false where filled."""
+    ids = np.full((len(rows), max(map(len, rows))), fill)
+    for row, values in zip(ids, rows, strict=True):
+        row[:len(values)] = values
+    return ids, np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
+
+
+def by_length(lengths, batch_size):
+    """Batches alike in length to generate for, longest first: lists of row numbers, batch_size of them, or fewer so
+    that the encoder has no more scores, rows x length x length, than for batch_size rows of 1,024 ids."""
+    rows = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
+    while rows:
+        n = max(1, min(batch_size, batch_size * 1024 ** 2 // int(lengths[rows[0]]) ** 2))
+        yield rows[:n]
+        del rows[:n]
+
+
 # --- text to ids and back --------------------------------------------------------------------------------------------
 
 def hub_file(name, file, optional=False):
@@ -497,11 +515,7 @@ class Tokenizer:
 
         returns  (B, S) int64 ids, (B, S) bool, false at the padding
         """
-        rows = [[*self.encode(text), EOS] for text in texts]
-        ids = np.full((len(rows), max(map(len, rows))), PAD)
-        for row, values in zip(ids, rows, strict=True):
-            row[:len(values)] = values
-        return ids, np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
+        return pad_rows([[*self.encode(text), EOS] for text in texts])
 
     def decode(self, ids, sentinels=False):
         """Text of ids, as SentencePiece's decode. Padding, EOS and ids without a piece (negative ones, those above the

@@ -414,6 +414,13 @@ class T5(nn.Module):
             if isinstance(module, Attention):
                 module.attend = ATTENTION[name]
 
+    def set_dropout(self, p):
+        """Another probability in every layer than the one that came with the weights."""
+        self.config.dropout = p
+        for module in self.modules():
+            if hasattr(module, "dropout"):
+                module.dropout = p
+
     def set_gradient_checkpointing(self, on=True):
         """Recompute each block in the backward pass: less memory, about a third more time."""
         self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = on

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 
 SCHEDULES = ("cosine", "legacy", "linear", "wsd", "constant")
-OPTIMIZERS = ("adamwscale", "adafactor", "adamw")
+OPTIMIZERS = ("adamwscale", "adafactor", "adamw", "adamw_hf")
 
 
 @dataclass
 class OptimConfig:
     """Optimizer and schedule; the defaults are nanoT5's recipe."""
-    optimizer: str = "adamwscale"   # adamwscale, adafactor or adamw
+    optimizer: str = "adamwscale"   # adamwscale, adafactor, adamw, or adamw_hf as transformers had it until 2025
     learning_rate: float = 2e-2     # peak; with adamwscale and adafactor a share of each tensor's RMS
     schedule: str = "cosine"        # cosine, legacy (inverse square root), linear (to 0), wsd or constant
     warmup_steps: int = 10_000      # optimizer steps; legacy has its own warm-up, a flat 1e-2, and ignores this
@@ -24,7 +24,7 @@ class OptimConfig:
     decay_share: float = 0.2        # wsd: last share of the steps, falling linearly to 0
     beta1: float = 0.9
     beta2: float = 0.999
-    eps: float = 1e-6               # adamwscale: added to sqrt(v) before the bias correction, as in nanoT5
+    eps: float = 1e-6               # adamwscale, adamw_hf: added to sqrt(v) before the bias correction, as in nanoT5
     weight_decay: float = 0.0       # share of the weight removed a step, times the learning rate; matrices only
     grad_clip: float = 1.0          # largest norm of all gradients together; 0: no clipping
 
@@ -87,8 +87,9 @@ def make_optimizer(model, config):
     """The optimizer of the settings, over `parameter_groups`."""
     groups = parameter_groups(model, config.weight_decay)
     betas = (config.beta1, config.beta2)
-    if config.optimizer == "adamwscale":
-        return AdamWScale(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    if config.optimizer in ("adamwscale", "adamw_hf"):
+        return AdamWScale(groups, lr=config.learning_rate, betas=betas, eps=config.eps,
+                          scale=config.optimizer == "adamwscale")
     if config.optimizer == "adafactor":
         return Adafactor(groups, lr=config.learning_rate)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=True)
@@ -116,10 +117,12 @@ class AdamWScale(torch.optim.Optimizer):
     nanoT5 adds eps before the bias correction, torch's kernel after it; so torch's fused kernel does the whole work
     when it gets eps / sqrt(1 - beta2^t) and each tensor's own learning rate. nanoT5's loop asks for the RMS of every
     tensor and waits for each answer. Source: PiotrNawrot/nanoT5, copied_utils.py; tests/test_optim.py
+
+    scale=False leaves the RMS out: what is left is the AdamW that transformers had, with which nanoT5 fine-tunes.
     """
 
-    def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+    def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, scale=True):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, scale=scale))
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -137,8 +140,11 @@ class AdamWScale(torch.optim.Optimizer):
             group["t"] = t = group.get("t", 0) + 1
             steps = [torch.full((), t, dtype=torch.float32, device=params[0].device)]
             beta1, beta2 = group["betas"]
-            rates = rms_scale(params)
-            torch._foreach_mul_(rates, group["lr"])
+            if group["scale"]:
+                rates = rms_scale(params)
+                torch._foreach_mul_(rates, group["lr"])
+            else:
+                rates = [group["lr"]] * len(params)
             for p, rate in zip(params, rates, strict=True):
                 s = self.state[p]
                 torch._fused_adamw_([p], [p.grad], [s["exp_avg"]], [s["exp_avg_sq"]], [], steps,

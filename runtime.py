@@ -155,7 +155,7 @@ def open_run(cfg, out_dir, step, settings):
         if cfg.overwrite or int(old.stem[5:]) > step:
             old.unlink()
     if cfg.overwrite:
-        for name in ("ckpt.pt", "best.pt"):
+        for name in ("ckpt.pt", "best.pt", "predictions.jsonl", "result.json"):
             (out_dir / name).unlink(missing_ok=True)
         shutil.rmtree(out_dir / "hf", ignore_errors=True)
     return lock_file, metrics
@@ -253,6 +253,17 @@ def synchronize(device):
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+@contextlib.contextmanager
+def memory_told(of_what, hint):
+    """Stop with one line where there is not memory enough."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise Stopped(f"there is not memory enough for {of_what}; try {hint}") from None
 
 
 def memory_used(device):

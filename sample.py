@@ -19,7 +19,7 @@ import torch
 
 import runtime
 from configurator import configure
-from data import Tokenizer, key_of
+from data import Tokenizer, by_length, key_of
 from model import T5, config_from_hf, pretrained_folder
 
 
@@ -104,28 +104,18 @@ class Writer:
         cfg = self.cfg
         source, mask = (torch.from_numpy(a).to(self.device) for a in self.tokenizer.batch(prompts))
         seeds = (key_of(cfg.seed, numbers) >> np.uint64(1)).tolist()        # no two runs share a prompt's numbers
-        try:
-            with self.autocast:
-                ids = self.model.generate(
-                    source, mask, cfg.max_new_tokens, cfg.num_beams, cfg.num_samples, cfg.temperature, cfg.top_k,
-                    cfg.top_p, cfg.length_penalty, cfg.early_stopping, self.suppress, seeds, on_step)
-        except RuntimeError as error:
-            if "memory" not in str(error):
-                raise
-            raise runtime.Stopped(f"there is not memory enough for {len(prompts)} prompts of {source.shape[1]:,} ids,"
-                                  f" the first is number {min(numbers)}; try a smaller --batch_size, or shorter"
-                                  f" prompts") from None
+        what = f"{len(prompts)} prompts of {source.shape[1]:,} ids, the first is number {min(numbers)}"
+        with self.autocast, runtime.memory_told(what, "a smaller --batch_size, or shorter prompts"):
+            ids = self.model.generate(
+                source, mask, cfg.max_new_tokens, cfg.num_beams, cfg.num_samples, cfg.temperature, cfg.top_k,
+                cfg.top_p, cfg.length_penalty, cfg.early_stopping, self.suppress, seeds, on_step)
         return ids.unflatten(0, (len(prompts), cfg.num_samples)).tolist()
 
     def batches(self, prompts):
-        """(number, prompt) pairs cut into batches alike in length: batch_size of them, or fewer so that the encoder has
-        no more scores, rows x length x length, than for batch_size prompts of 1,024 ids."""
-        by_length = sorted(((len(self.tokenizer.encode(text)) + 1, number, text) for number, text in prompts),
-                           reverse=True)
-        while by_length:
-            n = max(1, min(self.cfg.batch_size, self.cfg.batch_size * 1024 ** 2 // by_length[0][0] ** 2))
-            yield [(number, text) for _, number, text in by_length[:n]]
-            del by_length[:n]
+        """(number, prompt) pairs cut into batches alike in length."""
+        lengths = [len(self.tokenizer.encode(text)) + 1 for _, text in prompts]
+        for rows in by_length(lengths, self.cfg.batch_size):
+            yield [prompts[i] for i in rows]
 
     def has_blanks(self, source):
         return any(map(self.tokenizer.is_sentinel, source))

@@ -1,0 +1,510 @@
+"""Fine-tune a T5 on pairs of texts or on Super-Natural-Instructions, and score what it writes.
+
+    python finetune.py config/finetune_tiny.py                   # dates, by the model of config/tiny.py, on a CPU
+    python finetune.py config/finetune_pairs.py --model=google/t5-v1_1-small --data=my/train.jsonl --test=my/test.jsonl
+    python finetune.py config/finetune_sni.py --model=runs/t5_base --data=path/to/natural-instructions
+    python finetune.py --eval_only=True --model=runs/finetune_pairs --data=my/test.jsonl
+    python finetune.py --predictions=my/predictions.jsonl --data=my/test.jsonl      # scores alone, without a model
+"""
+import contextlib
+import hashlib
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import data
+import runtime
+import score
+import tasks
+from configurator import config_files, configure
+from model import T5, T5Config, config_from_hf, pretrained_folder
+from optim import OptimConfig, lr_at, make_optimizer
+from runtime import Progress, RunConfig, check_finite
+from score import ScoreConfig
+from tasks import TaskConfig
+
+
+@dataclass
+class FinetuneConfig(RunConfig):
+    """The run: where it starts, how long it is, what is written and when."""
+    model: str | None = None        # run folder, folder in Hugging Face's format, or Hub name; random: new weights
+    vocab: str | None = None        # SentencePiece file; None: the model's own
+    batch_size: int = 8             # examples an optimizer step
+    epochs: int = 2                 # times that each example is seen
+    max_steps: int | None = None    # optimizer steps; None: as the epochs have
+    bucket_batches: int = 50        # batches whose examples are sorted by length together; 1: as they come
+    eval_every: int | None = None   # optimizer steps between validations; None: each epoch; 0: only at start and end
+    metric: str = "val_loss"        # what the best checkpoint is best in: val_loss, rougeL, rougeL_one or exact_match
+    patience: int = 0               # validations without a better one after which the run stops; 0: never
+    n_val: int = 200                # validation examples generated for, where the metric is not val_loss
+    n_test: int | None = None       # test examples scored, a fixed random choice; None: all
+    score_before: bool = False      # score the test examples before training too
+    n_seed: int = 1                 # runs with seed, seed + 1, ...: mean and spread
+    eval_only: bool = False         # score the model on --test, or on --data where there is no test
+    predictions: str | None = None  # score this file without a model: .jsonl with id and prediction, or lines of a .txt
+    eval_batch_size: int = 32       # examples generated for at a time, fewer of very long ones
+    num_beams: int = 1              # above 1: beam search
+    ban_sentinels: bool = True      # never write <extra_id_N>
+    show: int = 0                   # training sources and targets to print in full
+    dry_run: bool = False           # print counts, lengths and padding, and stop
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("epochs", 1), ("max_steps", 1), ("bucket_batches", 1), ("eval_every", 0), ("patience", 0),
+                            ("n_val", 1), ("n_test", 1), ("n_seed", 1), ("eval_batch_size", 1), ("num_beams", 1),
+                            ("show", 0)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.metric not in ("val_loss", *score.METRICS):
+            raise ValueError(f"metric={self.metric!r} is unknown; there are val_loss, {', '.join(score.METRICS)}")
+        if self.eval_only and self.predictions:
+            raise ValueError("eval_only=True and predictions exclude each other")
+        if self.model is None and not self.predictions:
+            raise ValueError("no model is given; --model=runs/tiny, a folder in Hugging Face's format, a Hub name, or"
+                             " random for new weights")
+
+
+@dataclass
+class FinetuneOptim(OptimConfig):
+    """Optimizer and schedule."""
+    optimizer: str = "adamw"        # adamw, adamwscale, adafactor, or adamw_hf as transformers had it until 2025
+    learning_rate: float = 5e-5     # peak; with adamwscale and adafactor a share of each tensor's RMS
+    schedule: str = "constant"      # constant, linear (to 0), cosine, wsd or legacy (inverse square root)
+    warmup_steps: int = 0           # optimizer steps
+    grad_clip: float = 0.0          # largest norm of all gradients together; 0: no clipping
+
+
+@dataclass
+class ModelConfig(T5Config):
+    """dropout; and with --model=random the sizes of the new weights, which otherwise come with the model."""
+    dropout: float = 0.1            # of whatever model
+
+
+# What a resumed run may change: nothing that its losses and its best checkpoint depend on.
+FREE = runtime.FREE | {"model", "vocab", "epochs", "max_steps", "n_test", "score_before", "n_seed", "eval_only",
+                       "predictions", "eval_batch_size", "num_beams", "show", "dry_run", "data", "val", "test",
+                       "max_num_instances_per_eval_task", "rouge_tokenizer", "allow_missing"}
+CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
+
+
+@dataclass
+class FinetuneProgress(Progress):
+    stale: int = 0                  # validations since the best one
+
+
+def is_over(at, cfg):
+    """Whether the validations have got no better for so long that the run stops early."""
+    return cfg.patience > 0 and at.stale >= cfg.patience
+
+
+def open_vocabulary(cfg, t5_cfg):
+    """(tokenizer, T5Config) of --model, before its weights are read."""
+    if cfg.model == "random":
+        if not cfg.vocab:
+            raise ValueError("model=random needs a vocabulary: --vocab=PATH of a SentencePiece file")
+        tokenizer = data.Tokenizer(cfg.vocab)
+        t5_cfg = replace(t5_cfg, vocab_size=t5_cfg.vocab_size or data.round_up(tokenizer.n_id))
+    else:
+        folder = pretrained_folder(cfg.model)
+        sizes = config_from_hf(folder)[0]
+        for name, default in ((f.name, f.default) for f in fields(T5Config) if f.name not in ("dropout", "init")):
+            given, its = getattr(t5_cfg, name), getattr(sizes, name)
+            if given not in (default, its) and not (name == "n_decoder_layer" and given == t5_cfg.n_layer):
+                raise ValueError(f"{name}={given}, but {cfg.model} has {its}; sizes are for --model=random alone")
+        tokenizer = data.Tokenizer(cfg.vocab) if cfg.vocab else data.Tokenizer.from_pretrained(folder)
+        t5_cfg = replace(sizes, dropout=t5_cfg.dropout)
+    tokenizer.check_fits(t5_cfg.vocab_size)
+    return tokenizer, t5_cfg
+
+
+def open_model(cfg, t5_cfg, device):
+    """The model with its starting weights."""
+    torch.manual_seed(cfg.seed)
+    model = T5(t5_cfg).to(device) if cfg.model == "random" else T5.from_pretrained(cfg.model, device)
+    model.set_dropout(t5_cfg.dropout)
+    model.set_attention(cfg.attention)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    return model
+
+
+def bar_over(rows, title):
+    """A bar for what takes long, on a terminal."""
+    from tqdm import tqdm
+    return tqdm(rows, desc=title, unit=" examples", leave=False, disable=None if len(rows) > 2000 else True)
+
+
+def data_identity(sets, tokenizer):
+    """What a resumed run must find again: the examples and the ids they become."""
+    content = [[e.input, e.references, e.task and asdict(e.task)] for name in ("train", "val") for e in sets[name]]
+    vocabulary = hashlib.sha256(tokenizer.content).hexdigest() if tokenizer.path else "bytes"
+    return {"vocabulary_sha256": vocabulary, "train_examples": len(sets["train"]),
+            "examples_sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+
+
+def subset(n, most):
+    """The numbers of a fixed random choice of `most` of n examples, in order."""
+    return sorted(np.argsort(data.key_of(tasks.FIXED, 6, np.arange(n)), kind="stable")[:most].tolist())
+
+
+@torch.no_grad()
+def validation_loss(model, rows, cfg, device, autocast):
+    """Nats per target token over all examples of `rows`."""
+    was_training = model.training
+    model.eval()
+    (sources, targets), loss, n_token = rows.epoch(), torch.zeros((), device=device), 0
+    for part in data.by_length([len(s) for s in sources], cfg.micro_batch_size):
+        source, target, mask = (torch.from_numpy(a).to(device) for a in tasks.padded(
+            [sources[i] for i in part], [targets[i] for i in part]))
+        with autocast:
+            loss = loss + model(source, target, mask, reduction="sum")
+        n_token += sum(len(targets[i]) for i in part)
+    model.train(was_training)
+    return float(loss) / n_token
+
+
+def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
+    """What the model writes for the examples of these numbers, and its scores: a list of (text, scores)."""
+    from tqdm import tqdm
+    sources, _ = rows.epoch()
+    suppress = rows.tokenizer.suppress(model.config.vocab_size, cfg.ban_sentinels)
+    texts = {}
+    with (score.Scorer(len(numbers), score_cfg) as scorer,
+          tqdm(total=len(numbers), desc=title, unit=" examples", disable=None) as bar):
+        for part in data.by_length([len(sources[i]) for i in numbers], cfg.eval_batch_size):
+            part = [numbers[k] for k in part]
+            source, mask = (torch.from_numpy(a).to(device) for a in data.pad_rows([sources[i] for i in part]))
+            with autocast, runtime.memory_told(f"{len(part)} sources of {source.shape[1]:,} ids",
+                                               "a smaller --eval_batch_size"):
+                ids = model.generate(source, mask, rows.cfg.max_target_length, cfg.num_beams, suppress=suppress)
+            texts |= {i: rows.tokenizer.decode(row) for i, row in zip(part, ids.tolist(), strict=True)}
+            examples = [rows.examples[i] for i in part]
+            scorer.add(part, [(texts[i], e.references, tasks.one_of(e)) for i, e in zip(part, examples, strict=True)])
+            bar.update(len(part))
+        scores = scorer.results()
+    return [(texts[i], scores[i]) for i in numbers]
+
+
+def report(examples, answers, score_cfg, out_dir=None, **known):
+    """Print the table of scores and, into a folder, write predictions.jsonl and result.json. Returns the summary."""
+    result = score.summary(examples, [scores for _, scores in answers])
+    print("\n".join(score.table(result, score_cfg)), flush=True)
+    if out_dir:
+        lines = [json.dumps({"id": e.id, "task": e.task and e.task.name, "input": e.input, "references": e.references,
+                             "prediction": text, **scores}, ensure_ascii=False) + "\n"
+                 for e, (text, scores) in zip(examples, answers, strict=True)]
+        out_dir.mkdir(parents=True, exist_ok=True)
+        runtime.write_atomically(out_dir / "predictions.jsonl",
+                                 lambda file: file.write("".join(lines).encode("utf-8", "replace")))
+        runtime.write_json(out_dir / "result.json", {**known, **asdict(score_cfg), **result})
+        print(f"see {out_dir}/predictions.jsonl and result.json")
+    return result
+
+
+def read_predictions(path, examples):
+    """(examples, predictions) of a .txt with a prediction a line, in the examples' order, or of a .jsonl with id and
+    prediction, and references where no examples are given."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    if path.suffix != ".jsonl":
+        if not examples:
+            raise ValueError(f"{path} holds no references; give --data or --test")
+        if len(lines) != len(examples):
+            raise ValueError(f"{path} has {len(lines):,} lines for {len(examples):,} examples")
+        return examples, lines
+    found, own = {}, []
+    for number, line in enumerate(lines, 1):
+        record = runtime.parsed(line)
+        if not isinstance(record, dict) or not isinstance(record.get("prediction"), str) or "id" not in record:
+            raise ValueError(f"{path}:{number}: not an object with id and prediction, both text")
+        if str(record["id"]) in found:
+            raise ValueError(f"{path}:{number}: a second prediction for {record['id']}")
+        found[str(record["id"])] = record["prediction"]
+        if not examples:
+            references = record.get("references")
+            if not references or not isinstance(references, list) or not all(isinstance(r, str) for r in references):
+                raise ValueError(f"{path}:{number}: it has no list of references; give --data or --test")
+            own.append(tasks.Example(str(record["id"]), "", references))
+    examples = examples or own
+    lacking = [e.id for e in examples if e.id not in found]
+    unknown = set(found) - {e.id for e in examples}
+    if lacking or unknown:
+        told = [f"{len(ids):,} {what} ({next(iter(ids))} first)"
+                for ids, what in ((lacking, "examples have no prediction"), (unknown, "predictions have no example"))
+                if ids]
+        raise ValueError(f"{path}: {' and '.join(told)}")
+    return examples, [found[e.id] for e in examples]
+
+
+def score_file(cfg, task_cfg, score_cfg):
+    """Score a file of predictions against the test examples, or the references that it holds."""
+    examples = []
+    if task_cfg.data or task_cfg.test:
+        sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
+        print("\n".join(told))
+        examples = sets["test"]
+    examples, texts = read_predictions(cfg.predictions, examples)
+    with score.Scorer(len(examples), score_cfg) as scorer:
+        for lo in range(0, len(examples), score.PER_PROCESS):
+            part = range(lo, min(lo + score.PER_PROCESS, len(examples)))
+            scorer.add(part, [(texts[i], examples[i].references, tasks.one_of(examples[i])) for i in part])
+        scores = scorer.results()
+    report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg,
+           Path(cfg.out_dir) if cfg.out_dir else None, predictions=cfg.predictions)
+    return 0
+
+
+def score_model(cfg, task_cfg, score_cfg, t5_cfg):
+    """Score a model on test examples, without training."""
+    out_dir = Path(cfg.out_dir or f"runs/eval_{Path(cfg.model).name}")
+    if (out_dir / "result.json").exists() and not cfg.overwrite:
+        raise ValueError(f"{out_dir} holds scores already; replace them with --overwrite=True, or name another"
+                         f" --out_dir")
+    sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
+    print("\n".join(told), flush=True)
+    device = runtime.pick_device(cfg.device)
+    autocast = runtime.autocast(device, runtime.pick_dtype(cfg.dtype, device))
+    tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
+    rows = tasks.Rows(sets["test"], tokenizer, task_cfg, progress=lambda x: bar_over(x, "tokenizing"))
+    print("\n".join(tasks.length_report("test", rows)), flush=True)
+    if cfg.dry_run:
+        return 0
+    model = open_model(cfg, t5_cfg, device)
+    numbers = subset(len(rows), cfg.n_test)
+    answers = answer(model, rows, numbers, cfg, score_cfg, device, autocast, "test")
+    report([rows.examples[i] for i in numbers], answers, score_cfg, out_dir, model=cfg.model)
+    return 0
+
+
+def check_resume(ckpt, settings, identity, optim_cfg, max_steps):
+    """Refuse to go on with other data, settings or length than the checkpoint's, naming both values."""
+    runtime.check_settings(ckpt["settings"], settings, FREE)
+    for name, new in identity.items():
+        if ckpt["data"][name] != new:
+            raise ValueError(f"the stopped run was fed other data ({name} {ckpt['data'][name]}, now {new}); give its"
+                             f" data")
+    old = ckpt["data"]["max_steps"]
+    if any(lr_at(s, optim_cfg, old) != lr_at(s, optim_cfg, max_steps) for s in range(ckpt["step"])):
+        raise ValueError(f"the stopped run has {old} steps, this one {max_steps}, and the learning rates already used"
+                         f" follow from that; resume with --max_steps={old}")
+
+
+def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
+    """One run of one seed; the summary of its test scores, {} without test examples, None if it was stopped."""
+    device = runtime.pick_device(cfg.device)
+    dtype = runtime.pick_dtype(cfg.dtype, device)
+    autocast = runtime.autocast(device, dtype)
+    if not cfg.dry_run:
+        runtime.check_out_dir(cfg, out_dir)
+
+    # examples
+    sets, told = tasks.load_examples(task_cfg, cfg.seed)
+    print("\n".join(told), flush=True)
+    tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
+    rows = {split: tasks.Rows(examples, tokenizer, task_cfg, cfg.seed if split == "train" else tasks.FIXED,
+                              split == "train", lambda x, split=split: bar_over(x, f"tokenizing {split}"))
+            for split, examples in sets.items() if examples}
+    for split in rows:
+        print("\n".join(tasks.length_report(split, rows[split])), flush=True)
+    batches = tasks.TaskBatches(rows["train"], cfg.batch_size, cfg.bucket_batches, cfg.seed)
+    lengths = rows["train"].lengths()
+    pads = [tasks.padding(lengths, tasks.epoch_order(lengths, cfg.batch_size, pool, cfg.seed, 0), cfg.micro_batch_size)
+            for pool in (cfg.bucket_batches, 1)]
+    print(f"padding: the batches have {pads[0]:.2f} x the ids of the examples, without buckets {pads[1]:.2f} x",
+          flush=True)
+    for i in range(min(cfg.show, len(rows["train"]))):
+        sources, targets = rows["train"].epoch()
+        print(f"--- source {i + 1}, {len(sources[i])} ids\n{rows['train'].source_text(i)[0]}\n--- its target,"
+              f" {len(targets[i])} ids\n{tokenizer.decode(targets[i])}\n---")
+    if cfg.metric != "val_loss" or cfg.patience or cfg.eval_every:
+        if "val" not in rows:
+            raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
+                             f" validation examples; give --val or --val_share")
+    if cfg.dry_run:
+        return None
+    max_steps = cfg.max_steps or cfg.epochs * batches.steps_per_epoch
+    eval_every = batches.steps_per_epoch if cfg.eval_every is None else cfg.eval_every
+    val_numbers = subset(len(sets["val"]), cfg.n_val)
+    test_numbers = subset(len(sets["test"]), cfg.n_test)
+    test_examples = [sets["test"][i] for i in test_numbers]
+    identity = data_identity(sets, tokenizer)
+    settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
+
+    # model and optimizer, at the start or from a checkpoint
+    model = open_model(cfg, t5_cfg, device)
+    model.train()
+    optimizer = make_optimizer(model, optim_cfg)
+    at = FinetuneProgress(losses=[])
+    if cfg.resume:
+        ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
+        check_resume(ckpt, settings, identity, optim_cfg, max_steps)
+        model.load_state_dict(ckpt["model"])
+        optimizer.load_state_dict(ckpt["optimizer"])
+        at = FinetuneProgress(**ckpt["progress"])
+        at.losses = [torch.tensor(x, device=device) for x in at.losses]
+        del ckpt
+        if (at.step >= max_steps or is_over(at, cfg)) and (out_dir / "result.json").exists():
+            print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
+            return json.loads((out_dir / "result.json").read_text(encoding="utf-8"))
+    step_model = torch.compile(model, dynamic=True) if cfg.compile else model
+
+    # the run's folder and first lines
+    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings)
+    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
+    peak = runtime.peak_flops(device, dtype)
+    print(f"{out_dir}: {cfg.model}, {model.n_params():,} parameters, on {device} in {str(dtype)[6:]}"
+          f"{', compiled' if cfg.compile else ''}, dropout {t5_cfg.dropout}; {optim_cfg.optimizer} at"
+          f" {optim_cfg.learning_rate:g}, {optim_cfg.schedule}; {max_steps:,} steps of {cfg.batch_size} examples, an"
+          f" epoch is {batches.steps_per_epoch:,}; seed {cfg.seed}", flush=True)
+    if cfg.resume:
+        print(f"resumed at step {at.step:,}", flush=True)
+
+    def test(title):
+        return answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
+
+    before = None
+    if cfg.score_before and test_examples and not at.step:
+        before = report(test_examples, test("test before"), score_cfg, out_dir / "before", model=cfg.model)["all"]
+
+    grad_norm, weight_norm, lr, n_real, flops = torch.zeros(()), 0.0, 0.0, 0, 0.0
+    t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
+    with runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file:
+        for step in range(at.step, max_steps + 1):          # the extra pass looks and saves, without an update
+            # the first pass of a resumed run has logged and saved already, but may owe a validation
+            new = step > at.step
+            done = step == max_steps or is_over(at, cfg)
+            stopping = stop.received if not done else None
+            due_eval = "val" in rows and step != at.evaluated and (
+                done or step == 0 or (eval_every and step % eval_every == 0))
+            due_log = new and (done or step % cfg.log_every == 0)
+            due_save = new and (done or (cfg.save_every and step % cfg.save_every == 0))
+            improved = False
+            at.step = step
+
+            # look
+            if due_log or due_eval or due_save or stopping:
+                weight_norm = runtime.weight_norm(model)
+                check_finite(step, at.losses, float(grad_norm), weight_norm)
+                elapsed = time.perf_counter() - t0
+                at.seconds += elapsed
+            if due_log:
+                rate = n_timed / elapsed
+                record = {"step": step, "epoch": step / batches.steps_per_epoch,
+                          "loss": float(torch.stack(at.losses).mean()), "lr": lr, "grad_norm": float(grad_norm),
+                          "weight_norm": weight_norm, "tokens_per_s": n_real / elapsed, "mfu": flops / elapsed / peak,
+                          "seconds": at.seconds}
+                at.losses.clear()
+                metrics.write(**record)
+                print(f"step {step:,}/{max_steps:,} | loss {record['loss']:.4f} | grad {record['grad_norm']:.2f} |"
+                      f" weights {weight_norm:,.1f} | lr {lr:.2e} | {1 / rate:.2f} s/step |"
+                      f" {record['tokens_per_s']:,.0f} tokens/s | MFU {record['mfu']:.0%} |"
+                      f" ETA {runtime.duration((max_steps - step) / rate)}", flush=True)
+            if due_eval and not stopping:
+                result = {"val_loss": validation_loss(model, rows["val"], cfg, device, autocast)}
+                check_finite(step, [torch.tensor(result["val_loss"])], float(grad_norm), weight_norm)
+                if cfg.metric != "val_loss":
+                    answers = answer(model, rows["val"], val_numbers, cfg, score_cfg, device, autocast, "validation")
+                    means = score.mean([scores for _, scores in answers])
+                    result |= {f"val_{m}": means[m] for m in score.METRICS}
+                value = result["val_loss"] if cfg.metric == "val_loss" else -result[f"val_{cfg.metric}"]
+                at.evaluated, improved = step, step > 0 and value < at.best
+                at.best = value if improved else at.best
+                at.stale = at.stale + 1 if step > 0 and not improved else 0
+                metrics.write(step=step, **result, seconds=at.seconds)
+                print(f"step {step:,}/{max_steps:,} | validation " + " | ".join(
+                    f"{name[4:]} {value:.4f}" for name, value in result.items()), flush=True)
+                if is_over(at, cfg) and not done:
+                    done = due_save = True
+                    print(f"no better {cfg.metric} in {at.stale} validations: done")
+
+            # keep
+            if due_save or improved or stopping:
+                progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
+                content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                           "progress": progress, "settings": settings, "data": {**identity, "max_steps": max_steps}}
+                if improved or (done and "val" not in rows):
+                    model.save_pretrained(out_dir / "hf", tokenizer)
+                runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
+            if stopping:
+                print(f"stopped at step {step:,}; go on with --resume=True")
+                return stopping
+            if due_log or due_eval or due_save:
+                t0, n_timed, n_real, flops = time.perf_counter(), 0, 0, 0.0
+            if done:
+                break
+
+            # learn
+            lr = lr_at(step, optim_cfg, max_steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            parts = batches.micro_batches(step, cfg.micro_batch_size)
+            n_target = sum(int((target != tasks.IGNORE).sum()) for _, target, _ in parts)
+            loss = 0.0
+            for micro, arrays in enumerate(parts):
+                source, target, mask = (torch.from_numpy(a).to(device) for a in arrays)
+                if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
+                    torch.manual_seed(int(data.key_of(cfg.seed, 7, step, micro)[0]) >> 1)
+                with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
+                                                   "a smaller --micro_batch_size"):
+                    part = step_model(source, target, mask, reduction="sum") / n_target
+                    part.backward()
+                loss = loss + part.detach()         # stays on the device: nothing waits
+                n_real += int(arrays[2].sum()) + int((arrays[1] != tasks.IGNORE).sum())
+                flops += model.flops(len(source), source.shape[1], target.shape[1])
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            at.losses.append(loss)
+            n_timed += 1
+
+    best = ""
+    if "val" in rows:
+        weights = runtime.load_checkpoint(out_dir / "best.pt", CKPT_KEYS)
+        model.load_state_dict(weights["model"])
+        best = f"; best {cfg.metric} {abs(at.best):.4f} at step {weights['step']:,}"
+    print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
+    if not test_examples:
+        return {}
+    return report(test_examples, test("test"), score_cfg, out_dir, model=cfg.model, steps=at.step, before=before)
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    cfg, task_cfg, score_cfg, optim_cfg, t5_cfg = configure(FinetuneConfig, TaskConfig, ScoreConfig, FinetuneOptim,
+                                                            ModelConfig, argv=argv)
+    if cfg.predictions:
+        return score_file(cfg, task_cfg, score_cfg)
+    if cfg.eval_only:
+        return score_model(cfg, task_cfg, score_cfg, t5_cfg)
+    files = config_files(argv)
+    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'finetune'}")
+    if Path(cfg.model).resolve() == out_dir.resolve():
+        raise ValueError(f"{out_dir} is the model to start from; name another --out_dir")
+    results = []
+    for seed in range(cfg.seed, cfg.seed + cfg.n_seed):
+        folder = out_dir / f"seed-{seed}" if cfg.n_seed > 1 else out_dir
+        resume = cfg.resume and (cfg.n_seed == 1 or (folder / "ckpt.pt").exists())
+        result = train(replace(cfg, seed=seed, resume=resume), task_cfg, score_cfg, optim_cfg, t5_cfg, folder, argv)
+        if cfg.dry_run:
+            return 0
+        if isinstance(result, int):                             # a signal
+            return 128 + result
+        results += [result] if result else []
+    if len(results) > 1:
+        spread = score.spread(results)
+        runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": len(results), **spread})
+        for name, s in spread.items():
+            values = ", ".join(f"{v:.2f}" for v in s["values"])
+            print(f"{name:<12} {s['mean']:.2f} +- {s['std']:.2f} over {len(results)} seeds ({values})")
+    return 0
+
+
+if __name__ == "__main__":
+    runtime.run(main)

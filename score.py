@@ -1,0 +1,145 @@
+"""Scores of predictions: ROUGE-L by rouge-score, exact match; per example, task and category; the table of them.
+
+ROUGE-L is the F-measure of the longest common subsequence of words (Lin 2004), with rouge-score's stemmer, in per cent,
+and the mean over examples. It is taken both ways in use: `rougeL` is the best over an example's references, as
+Tk-Instruct reports it, `rougeL_one` that against one reference chosen at random, as nanoT5 does; the two are not to be
+compared with one another. Needs rouge-score.
+"""
+import functools
+import multiprocessing
+import os
+import statistics
+import string
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+METRICS = ("rougeL", "rougeL_one", "exact_match")
+PER_PROCESS = 500                   # examples; fewer are not worth the start of a process
+
+
+@dataclass
+class ScoreConfig:
+    """How predictions are scored."""
+    rouge_tokenizer: str = "default"    # default: a to z and 0 to 9 alone count; whitespace: for other scripts and code
+    normalize: bool = False         # exact match ignores case and punctuation, as Tk-Instruct's does; else only blanks
+
+    def __post_init__(self):
+        if self.rouge_tokenizer not in ("default", "whitespace"):
+            raise ValueError(f"rouge_tokenizer={self.rouge_tokenizer!r} is unknown; there are default and whitespace")
+
+
+class Whitespace:
+    """The words of a text in lower case, whatever their script; no stemmer."""
+
+    def tokenize(self, text):
+        return text.lower().split()
+
+
+@functools.cache
+def rouge(tokenizer):
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ValueError("scores need a package: pip install rouge-score") from None
+    return RougeScorer(["rougeL"], use_stemmer=True, tokenizer=Whitespace() if tokenizer == "whitespace" else None)
+
+
+def rouge_l(prediction, reference, tokenizer="default"):
+    """Between 0 and 1, as rouge-score's rougeL F-measure: tests/test_score.py"""
+    return rouge(tokenizer).score(reference, prediction)["rougeL"].fmeasure
+
+
+def exact_match(prediction, reference, normalize=False):
+    """Whether two texts are equal but for blanks; with normalize also but for case and punctuation."""
+    def plain(text):
+        if normalize:
+            text = "".join(c for c in text.lower() if c not in string.punctuation)
+        return " ".join(text.split())
+
+    return plain(prediction) == plain(reference)
+
+
+def score(prediction, references, one, cfg):
+    """{metric: per cent} of one prediction; `one` is the place of the reference for rougeL_one."""
+    by_reference = [rouge_l(prediction, reference, cfg.rouge_tokenizer) for reference in references]
+    return {"rougeL": 100 * max(by_reference), "rougeL_one": 100 * by_reference[one],
+            "exact_match": 100.0 * any(exact_match(prediction, r, cfg.normalize) for r in references)}
+
+
+def score_many(items, cfg):
+    return [score(*item, cfg) for item in items]
+
+
+class Scorer:
+    """Scores by processes of their own, so that the model can go on generating: `add` predictions as they come, then
+    take `results`. For few examples the scores are taken on the spot."""
+
+    def __init__(self, n_example, cfg, n_proc=None):
+        self.cfg, self.waiting = cfg, []
+        n_proc = min(n_proc or os.cpu_count(), n_example // PER_PROCESS)
+        self.pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn")) if n_proc > 1 else None
+        rouge(cfg.rouge_tokenizer)                              # a missing package is told before anything is generated
+
+    def add(self, numbers, items):
+        """items: (prediction, references, place of the one reference) of the examples of these numbers"""
+        items = list(items)
+        result = self.pool.submit(score_many, items, self.cfg) if self.pool else score_many(items, self.cfg)
+        self.waiting.append((list(numbers), result))
+
+    def results(self):
+        """{number: scores} of all that was added."""
+        return {number: scores for numbers, result in self.waiting
+                for number, scores in zip(numbers, result.result() if self.pool else result, strict=True)}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+
+def mean(scores):
+    """{"n": how many, metric: mean} of a list of scores."""
+    return {"n": len(scores), **{m: statistics.fmean(s[m] for s in scores) for m in METRICS}}
+
+
+def summary(examples, scores):
+    """Means over all examples, and over those of each task and category where there are tasks.
+
+    examples  with task (name, category) or None; scores  {metric: per cent} of each, in the same order
+    returns   {"all": mean, "tasks": {name: mean}, "categories": {name: mean}}
+    """
+    tasks, categories = {}, {}
+    for e, s in zip(examples, scores, strict=True):
+        if e.task:
+            tasks.setdefault(e.task.name, []).append(s)
+            categories.setdefault(e.task.category, []).append(s)
+    return {"all": mean(scores), "tasks": {name: mean(tasks[name]) for name in sorted(tasks)},
+            "categories": {name: mean(categories[name]) for name in sorted(categories)}}
+
+
+def spread(results):
+    """{metric: {"mean": .., "std": .., "values": [..]}} of the "all" of several summaries; the standard deviation is
+    that of a sample (n - 1)."""
+    values = {m: [r["all"][m] for r in results] for m in METRICS}
+    return {m: {"mean": statistics.fmean(v), "std": statistics.stdev(v) if len(v) > 1 else 0.0, "values": v}
+            for m, v in values.items()}
+
+
+def table(result, cfg):
+    """A summary as lines: categories, tasks, all."""
+    names = [*result["tasks"], *result["categories"], "all examples"]
+    width = max(map(len, names))
+    exact = "exact match, no case or punctuation" if cfg.normalize else "exact match"
+    lines = [f"{'':<{width}} {'n':>6}  ROUGE-L  one ref.  {exact}"]
+
+    def row(name, m):
+        return f"{name:<{width}} {m['n']:>6,}  {m['rougeL']:>7.2f}  {m['rougeL_one']:>8.2f}  {m['exact_match']:>11.2f}"
+
+    for kind in ("tasks", "categories"):
+        if result[kind]:
+            lines += [f"{kind}:", *(row(name, m) for name, m in result[kind].items())]
+    kind = "words parted by blanks" if cfg.rouge_tokenizer == "whitespace" else "stemmer"
+    return [*lines, row("all examples", result["all"]),
+            f"(per cent; ROUGE-L: best reference, {kind}; one ref.: one at random)"]
