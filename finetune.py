@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import math
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
@@ -133,18 +134,14 @@ def open_model(cfg, t5_cfg, device):
     return model
 
 
-def bar_over(rows, title):
-    """A bar for what takes long, on a terminal."""
-    from tqdm import tqdm
-    return tqdm(rows, desc=title, unit=" examples", leave=False, disable=None if len(rows) > 2000 else True)
-
-
 def data_identity(sets, tokenizer):
     """What a resumed run must find again: the examples and the ids they become."""
-    content = [[e.input, e.references, e.task and asdict(e.task)] for name in ("train", "val") for e in sets[name]]
+    examples, known = hashlib.sha256(), {e.task.name: asdict(e.task) for e in sets["train"] if e.task}
+    for content in (known, *([e.input, e.references, e.task and e.task.name] for e in sets["train"] + sets["val"])):
+        examples.update(json.dumps(content).encode())
     vocabulary = hashlib.sha256(tokenizer.content).hexdigest() if tokenizer.path else "bytes"
     return {"vocabulary_sha256": vocabulary, "train_examples": len(sets["train"]),
-            "examples_sha256": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
+            "examples_sha256": examples.hexdigest()}
 
 
 def subset(n, most):
@@ -204,6 +201,10 @@ def report(examples, answers, score_cfg, out_dir=None, **known):
         runtime.write_json(out_dir / "result.json", {**known, **asdict(score_cfg), **result})
         print(f"see {out_dir}/predictions.jsonl and result.json")
     return result
+
+
+def read_result(path):
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_predictions(path, examples):
@@ -267,12 +268,12 @@ def score_model(cfg, task_cfg, score_cfg, t5_cfg):
     if (out_dir / "result.json").exists() and not cfg.overwrite:
         raise ValueError(f"{out_dir} holds scores already; replace them with --overwrite=True, or name another"
                          f" --out_dir")
-    sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
-    print("\n".join(told), flush=True)
     device = runtime.pick_device(cfg.device)
     autocast = runtime.autocast(device, runtime.pick_dtype(cfg.dtype, device))
     tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
-    rows = tasks.Rows(sets["test"], tokenizer, task_cfg, progress=lambda x: bar_over(x, "tokenizing"))
+    sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
+    print("\n".join(told), flush=True)
+    rows = tasks.Rows(sets["test"], tokenizer, task_cfg)
     print("\n".join(tasks.length_report("test", rows)), flush=True)
     if cfg.dry_run:
         return 0
@@ -305,12 +306,14 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         runtime.check_out_dir(cfg, out_dir)
 
     # examples
+    tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
     sets, told = tasks.load_examples(task_cfg, cfg.seed)
     print("\n".join(told), flush=True)
-    tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
-    rows = {split: tasks.Rows(examples, tokenizer, task_cfg, cfg.seed if split == "train" else tasks.FIXED,
-                              split == "train", lambda x, split=split: bar_over(x, f"tokenizing {split}"))
-            for split, examples in sets.items() if examples}
+    if not sets["val"] and (cfg.metric != "val_loss" or cfg.patience or cfg.eval_every):
+        raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
+                         f" validation examples; give --val or --val_share")
+    rows = {split: tasks.Rows(examples, tokenizer, task_cfg) for split, examples in sets.items() if examples}
+    rows["train"] = tasks.Rows(sets["train"], tokenizer, task_cfg, cfg.seed, training=True)
     for split in rows:
         print("\n".join(tasks.length_report(split, rows[split])), flush=True)
     batches = tasks.TaskBatches(rows["train"], cfg.batch_size, cfg.bucket_batches, cfg.seed)
@@ -323,10 +326,6 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         sources, targets = rows["train"].epoch()
         print(f"--- source {i + 1}, {len(sources[i])} ids\n{rows['train'].source_text(i)[0]}\n--- its target,"
               f" {len(targets[i])} ids\n{tokenizer.decode(targets[i])}\n---")
-    if cfg.metric != "val_loss" or cfg.patience or cfg.eval_every:
-        if "val" not in rows:
-            raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
-                             f" validation examples; give --val or --val_share")
     if cfg.dry_run:
         return None
     max_steps = cfg.max_steps or cfg.epochs * batches.steps_per_epoch
@@ -352,7 +351,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         del ckpt
         if (at.step >= max_steps or is_over(at, cfg)) and (out_dir / "result.json").exists():
             print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
-            return json.loads((out_dir / "result.json").read_text(encoding="utf-8"))
+            return read_result(out_dir / "result.json")
     step_model = torch.compile(model, dynamic=True) if cfg.compile else model
 
     # the run's folder and first lines
@@ -369,9 +368,10 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     def test(title):
         return answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
 
-    before = None
+    if cfg.overwrite:
+        shutil.rmtree(out_dir / "before", ignore_errors=True)
     if cfg.score_before and test_examples and not at.step:
-        before = report(test_examples, test("test before"), score_cfg, out_dir / "before", model=cfg.model)["all"]
+        report(test_examples, test("test before"), score_cfg, out_dir / "before", model=cfg.model)
 
     grad_norm, weight_norm, lr, n_real, flops = torch.zeros(()), 0.0, 0.0, 0, 0.0
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
@@ -472,7 +472,9 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
     if not test_examples:
         return {}
-    return report(test_examples, test("test"), score_cfg, out_dir, model=cfg.model, steps=at.step, before=before)
+    before = out_dir / "before" / "result.json"
+    known = {"before": read_result(before)["all"]} if before.exists() else {}
+    return report(test_examples, test("test"), score_cfg, out_dir, model=cfg.model, steps=at.step, **known)
 
 
 def main(argv=None):

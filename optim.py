@@ -140,7 +140,7 @@ class AdamWScale(torch.optim.Optimizer):
             group["t"] = t = group.get("t", 0) + 1
             steps = [torch.full((), t, dtype=torch.float32, device=params[0].device)]
             beta1, beta2 = group["betas"]
-            if group["scale"]:
+            if group.get("scale", True):                        # checkpoints of before lack it
                 rates = rms_scale(params)
                 torch._foreach_mul_(rates, group["lr"])
             else:

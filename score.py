@@ -8,9 +8,11 @@ compared with one another. Needs rouge-score.
 import functools
 import multiprocessing
 import os
+import signal
 import statistics
 import string
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 METRICS = ("rougeL", "rougeL_one", "exact_match")
@@ -77,7 +79,8 @@ class Scorer:
     def __init__(self, n_example, cfg, n_proc=None):
         self.cfg, self.waiting = cfg, []
         n_proc = min(n_proc or os.cpu_count(), n_example // PER_PROCESS)
-        self.pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn")) if n_proc > 1 else None
+        self.pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), signal.signal,
+                                        (signal.SIGINT, signal.SIG_IGN)) if n_proc > 1 else None
         rouge(cfg.rouge_tokenizer)                              # a missing package is told before anything is generated
 
     def add(self, numbers, items):
@@ -88,8 +91,11 @@ class Scorer:
 
     def results(self):
         """{number: scores} of all that was added."""
-        return {number: scores for numbers, result in self.waiting
-                for number, scores in zip(numbers, result.result() if self.pool else result, strict=True)}
+        try:
+            return {number: scores for numbers, result in self.waiting
+                    for number, scores in zip(numbers, result.result() if self.pool else result, strict=True)}
+        except BrokenProcessPool:
+            raise OSError("a process that takes scores was ended from outside (out of memory?)") from None
 
     def __enter__(self):
         return self

@@ -464,6 +464,14 @@ def prompt(example, form, fits, keep_instance=True):
 
 # --- rows and batches ------------------------------------------------------------------------------------------------
 
+def progress(rows, title):
+    """The rows, with a bar on a terminal where there are many."""
+    if len(rows) < 5_000:
+        return rows
+    from tqdm import tqdm
+    return tqdm(rows, desc=title, unit=" examples", leave=False, disable=None)
+
+
 def one_of(example, seed=FIXED, epoch=0):
     """The place of a reference at random: of the one that is learnt, or that scores with one reference take."""
     return int(key_of(seed, 3, epoch, text_hash(example.id))[0] % len(example.references))
@@ -476,8 +484,8 @@ class Rows:
     evaluation they are the same in every run. `cuts` counts what the limits took away in the last epoch asked for.
     """
 
-    def __init__(self, examples, tokenizer, cfg, seed=FIXED, training=False, progress=lambda rows: rows):
-        self.examples, self.tokenizer, self.cfg, self.progress = examples, tokenizer, cfg, progress
+    def __init__(self, examples, tokenizer, cfg, seed=FIXED, training=False):
+        self.examples, self.tokenizer, self.cfg = examples, tokenizer, cfg
         self.seed, self.training = seed, training
         self.form = PromptFormat(**{f: getattr(cfg, f) for f in PromptFormat.__dataclass_fields__})
         self.drawn = training and (cfg.tk_instruct or any(len(e.references) > 1 for e in examples))
@@ -501,7 +509,7 @@ class Rows:
         number = number if self.drawn else 0
         if number != self.number:
             cfg, self.cuts, rows = self.cfg, Counter(), []
-            for i in self.progress(range(len(self.examples))):
+            for i in progress(range(len(self.examples)), "tokenizing"):
                 text, cut = self.source_text(i, number)
                 source = self.tokenizer.encode(text)
                 if len(source) >= cfg.max_source_length:
@@ -545,15 +553,16 @@ def length_report(title, rows):
 def epoch_order(lengths, batch_size, pool, seed, epoch):
     """The examples of each batch of an epoch, a list of int arrays; a pure function of its arguments.
 
-    The examples are shuffled, those of `pool` batches are sorted by length and cut into batches, and the batches are
-    shuffled: every example once, the last batch of the last pool smaller. pool=1: the shuffle alone decides.
+    The examples are shuffled, those of `pool` batches are sorted by the ids of source and target together and cut into
+    batches, and the batches are shuffled: every example once, the last batch of the last pool smaller. pool=1: the
+    shuffle alone decides.
     """
     n = len(lengths)
     order = np.argsort(key_of(seed, 4, epoch, np.arange(n)), kind="stable")
     batches = []
     for lo in range(0, n, pool * batch_size):
         part = order[lo:lo + pool * batch_size]
-        part = part[np.lexsort((lengths[part, 1], lengths[part, 0]))] if pool > 1 else part
+        part = part[np.argsort(lengths[part].sum(1), kind="stable")] if pool > 1 else part
         batches += np.split(part, range(batch_size, len(part), batch_size))
     if pool == 1:
         return batches
@@ -564,7 +573,7 @@ def padding(lengths, batches, micro_batch_size):
     """Ids in the padded batches of an epoch over ids in its examples; 1.0 is no padding."""
     padded = 0
     for batch in batches:
-        part = lengths[batch][np.lexsort((lengths[batch, 1], lengths[batch, 0]))]
+        part = lengths[batch][np.argsort(lengths[batch].sum(1), kind="stable")]
         for lo in range(0, len(part), micro_batch_size):
             rows = part[lo:lo + micro_batch_size]
             padded += len(rows) * rows.max(0).sum()
@@ -572,8 +581,7 @@ def padding(lengths, batches, micro_batch_size):
 
 
 class TaskBatches:
-    """The batches of a run: `batch(step)` gives the examples of a step, sorted by length, and `rows(step, examples)`
-    their ids."""
+    """The batches of a run; which examples a step has, and in which order, follows from seed and step alone."""
 
     def __init__(self, rows, batch_size, pool, seed):
         self.source, self.batch_size, self.pool, self.seed = rows, batch_size, pool, seed
@@ -592,7 +600,7 @@ class TaskBatches:
         epoch, number = divmod(step, self.steps_per_epoch)
         batch = self.order(epoch)[number]
         sources, targets = self.source.epoch(epoch)
-        batch = sorted(batch, key=lambda i: (len(sources[i]), len(targets[i])))
+        batch = sorted(batch, key=lambda i: len(sources[i]) + len(targets[i]))
         return [padded([sources[i] for i in part], [targets[i] for i in part])
                 for part in (batch[lo:lo + micro_batch_size] for lo in range(0, len(batch), micro_batch_size))]
 

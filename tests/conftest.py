@@ -1,10 +1,14 @@
 """Invented sentences, files of them, and one small corpus for all tests, prepared once."""
 import json
 import random
+from pathlib import Path
 
 import pytest
 
 import prepare
+
+# real tasks and texts, which are not part of the project: what needs them is skipped without them
+ASSETS = Path(__file__).resolve().parents[2] / "shared" / "assets"
 
 WORDS = ("list array value string object module function index number name file line error class method table"
          " first second next last new old small large empty sorted random common given current").split()
@@ -48,3 +52,19 @@ def corpus(tmp_path_factory):
     prepare.main([f"--source={folder / 'text.txt'}", f"--out_dir={folder / 'data'}", "--vocab_size=150",
                   "--val_share=0.1", "--n_proc=1"])
     return folder / "data"
+
+
+def write_instructions(folder, train, test):
+    """A clone of natural-instructions with invented tasks: {name: number of instances} of each split."""
+    (folder / "tasks").mkdir(parents=True)
+    (folder / "splits" / "default").mkdir(parents=True)
+    for split, named in (("train", train), ("test", test)):
+        (folder / "splits" / "default" / f"{split}_tasks.txt").write_text("".join(f"{name}\n" for name in named))
+        for name, n in named.items():
+            shown = [{"input": f"shown {i}", "output": f"{i}", "explanation": "so it is"} for i in range(3)]
+            content = {"Definition": [f"Say the number of {name}"], "Categories": ["Title Generation"],
+                       "Positive Examples": shown, "Negative Examples": shown[:1], "Instances": [
+                           {"id": f"{name}-{i}", "input": f"{name} input {i}", "output": [f"{i}", f"number {i}"]}
+                           for i in range(n)]}
+            (folder / "tasks" / f"{name}.json").write_text(json.dumps(content))
+    return folder

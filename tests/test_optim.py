@@ -34,21 +34,23 @@ def run(make, weights, gradients, rates):
 RATES = [0.02 * (1 + i % 5) / 5 for i in range(20)]
 
 
+@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adamwscale_equals_the_formula(weight_decay):
-    """nanoT5's update written out in float64: 1e-6 relative over 20 steps."""
+def test_adamwscale_equals_the_formula(weight_decay, scaled):
+    """nanoT5's update written out in float64: 1e-6 relative over 20 steps. Without the RMS it is the AdamW that
+    transformers had, which adds eps before the bias correction too."""
     weights, gradients = problem()
-    got = run(lambda p: AdamWScale(p, weight_decay=weight_decay), weights, gradients, RATES)
+    got = run(lambda p: AdamWScale(p, weight_decay=weight_decay, scale=scaled), weights, gradients, RATES)
     for i, w in enumerate(weights):
         p, m, v = w.double(), torch.zeros_like(w).double(), torch.zeros_like(w).double()
         for t, (g, lr) in enumerate(zip(gradients, RATES, strict=True), 1):
             g = g[i].double()
             m = 0.9 * m + 0.1 * g
             v = 0.999 * v + 0.001 * g * g
-            scale = max(1e-3, p.pow(2).mean().sqrt().item())
+            scale = max(1e-3, p.pow(2).mean().sqrt().item()) if scaled else 1.0
             p = p - lr * scale * math.sqrt(1 - 0.999 ** t) / (1 - 0.9 ** t) * m / (v.sqrt() + 1e-6)
             p = p - lr * weight_decay * p
-        torch.testing.assert_close(got[i].double(), p, atol=1e-6 * w.abs().max().item(), rtol=1e-6)
+        torch.testing.assert_close(got[i].double(), p, atol=1e-6 * p.abs().max().item(), rtol=1e-6)
 
 
 def test_the_rms_of_a_large_tensor_is_exact():
