@@ -18,7 +18,7 @@ import numpy as np
 
 from data import EOS, PAD, key_of, pad_rows
 
-UNK = 2
+UNK = 2                             # SentencePiece's id of what the vocabulary lacks
 IGNORE = -100                       # a target id that costs nothing
 FIXED = 2023                        # in place of a seed, for choices that are the same in every run
 CUTS = ("examples", "definition", "instance", "source", "target")    # what a limit can take away
@@ -316,48 +316,54 @@ def dates(n_train=20_000, n_held_out=500):
 
 # --- all of it -------------------------------------------------------------------------------------------------------
 
-def load_examples(cfg, seed, eval_only=False):
-    """({train, val, test: examples}, lines to print about them)."""
-    if cfg.data is None and not (eval_only and cfg.test):
-        raise ValueError("no data is given; --data=FILE or FOLDER of pairs, a clone of natural-instructions, or dates")
+def read_sets(cfg, seed, eval_only):
+    """({train, val, test: examples}, warnings) of the files that the settings name."""
     sets, told = {"train": [], "val": [], "test": []}, []
     folder = Path(cfg.data).expanduser() if cfg.data else None
-    if cfg.data == "dates":
-        sets = dates()
-    elif folder and (folder / "tasks").is_dir() and (folder / "splits").is_dir():
-        sets |= read_instructions(folder, cfg, seed)
-    else:
-        files = {"val": cfg.val, "test": cfg.test}
-        if folder and folder.is_dir():
-            files = split_files(folder) | {split: path for split, path in files.items() if path}
-        elif folder:
-            files["test" if eval_only and not cfg.test else "train"] = folder
-        if eval_only:
-            files = {"test": files.get("test") or files.get("val") or files.get("train")}
-        for split, path in files.items():
-            if path:
-                sets[split], bad = read_pairs(path, cfg)
-                told += [f"warning: {len(bad):,} rows of {path} are left out, {bad[0]}"] if bad else []
-    sets = {split: examples if split == "train" else merged_pairs(examples) for split, examples in sets.items()}
-    if sets["val"] and cfg.val_share:
-        raise ValueError(f"val_share={cfg.val_share}: there are {len(sets['val']):,} validation examples already; leave"
-                         f" it out")
-    if cfg.val_share and not eval_only:
-        limit, held_out = cfg.val_share * 2 ** 64, []
-        for e in sets["train"]:                                 # by the input, so that its copies stay on one side
-            held_out.append(text_hash(e.input) < limit)
-        sets["val"] = merged_pairs([e for e, out in zip(sets["train"], held_out, strict=True) if out])
-        sets["train"] = [e for e, out in zip(sets["train"], held_out, strict=True) if not out]
+    is_clone = folder is not None and (folder / "tasks").is_dir() and (folder / "splits").is_dir()
+    if is_clone or cfg.data == "dates":
+        if cfg.val or cfg.test:
+            raise ValueError(f"{cfg.data} has test examples of its own; val and test are for files of pairs")
+        return sets | (read_instructions(folder, cfg, seed) if is_clone else dates()), told
+    files = {"val": cfg.val, "test": cfg.test}
+    if folder and folder.is_dir():
+        files = split_files(folder) | {split: path for split, path in files.items() if path}
+    elif folder:
+        files["test" if eval_only and not cfg.test else "train"] = folder
+    if eval_only:
+        files = {"test": files.get("test") or files.get("val") or files.get("train")}
+    for split, path in files.items():
+        if path:
+            sets[split], bad = read_pairs(path, cfg)
+            told += [f"warning: {len(bad):,} rows of {path} are left out, {bad[0]}"] if bad else []
+    return sets, told
+
+
+def load_examples(cfg, seed, eval_only=False):
+    """({train, val, test: examples}, lines to print about them); with eval_only what is not for scoring may lack."""
+    if cfg.data is None and not (eval_only and cfg.test):
+        raise ValueError("no data is given; --data=FILE or FOLDER of pairs, a clone of natural-instructions, or dates")
+    sets, told = read_sets(cfg, seed, eval_only)
+    if cfg.val_share and not sets["val"]:                       # by the input, so that its copies stay on one side
+        parts = {"train": [], "val": []}
+        for e in sets["train"]:
+            parts["val" if text_hash(e.input) < cfg.val_share * 2 ** 64 else "train"].append(e)
+        sets |= parts
+    sets |= {split: merged_pairs(sets[split]) for split in ("val", "test")}
     if not eval_only and not sets["train"]:
         raise ValueError(f"{cfg.data} leaves no training examples")
     for split, examples in sets.items():
-        tasks = {e.task.name for e in examples if e.task}
-        if examples:
-            several = sum(len(e.references) > 1 for e in examples)
-            told.append(f"{split + ':':<7}{len(examples):,} examples{f' of {len(tasks):,} tasks' if tasks else ''}"
-                        f"{f', {several:,} with several references' if several else ''}")
-    told += leakage(sets)
-    return sets, told
+        if not examples:
+            continue
+        ids = Counter()
+        for e in examples:                                      # predictions are known by their ids
+            ids[e.id] += 1
+            e.id += f" ({ids[e.id]})" if ids[e.id] > 1 else ""
+        n_task = len({e.task.name for e in examples if e.task})
+        several = sum(len(e.references) > 1 for e in examples)
+        told.append(f"{split + ':':<7}{len(examples):,} examples{f' of {n_task:,} tasks' if n_task else ''}"
+                    f"{f', {several:,} with several references' if several else ''}")
+    return sets, told + leakage(sets)
 
 
 def merged_pairs(examples):
@@ -539,6 +545,11 @@ def length_report(title, rows):
     """Lines on how long the examples are and what the limits take away."""
     lengths, n, cfg = rows.lengths(), len(rows), rows.cfg
     told = []
+    for side, ids in zip(("source", "target"), rows.epoch(), strict=True):
+        unknown = sum(bool((row == UNK).any()) for row in ids) if rows.tokenizer.vocabulary else 0
+        if unknown:
+            told.append(f"warning: {unknown:,} ({unknown / n:.1%}) of the {title} {side}s hold letters that the"
+                        f" vocabulary lacks{'; such an answer is never written right' if side == 'target' else ''}")
     for side, column, most in (("source", 0, cfg.max_source_length), ("target", 1, cfg.max_target_length)):
         x = lengths[:, column]
         told.append(f"{title} {side}: mean {x.mean():.0f}, median {np.median(x):.0f}, 95 % up to"

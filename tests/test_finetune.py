@@ -328,7 +328,7 @@ def test_sentinels_are_banned_unless_wanted(start, pairs, tmp_path):
     (["--model={start}", "--data={pairs}", "--metric=bleu"], "metric='bleu' is unknown"),
     (["--model={start}", "--data={pairs}", "--batch_size=0"], "batch_size=0 must be at least 1"),
     (["--model={start}", "--data={pairs}/train.jsonl", "--patience=2"], "there are no validation examples"),
-    (["--model={start}", "--data={pairs}", "--val_share=0.1"], "there are 5 validation examples already"),
+    (["--model={start}", "--data={pairs}", "--val_share=1"], "val_share=1.0 must lie in [0, 1)"),
     (["--model={start}", "--data={pairs}/train.jsonl", "--input_key=q"], "train.jsonl:1: there is no 'q', only 'id'"),
     (["--model={start}", "--data={pairs}", "--out_dir={start}"], "is the model to start from"),
     (["--model={start}", "--data={pairs}", "--resume=True", "--out_dir={start}/none"], "nothing to resume"),

@@ -387,6 +387,25 @@ def test_dates_are_right_and_stand_in_one_split_only():
     assert [len(examples) for examples in sets.values()] == [2000, 200, 200]
 
 
+def test_equal_ids_are_told_apart(tmp_path):
+    rows = [{"id": "a", "input": str(i), "target": "x"} for i in range(3)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    sets, _ = tasks.load_examples(TaskConfig(data=str(path)), 0, eval_only=True)
+    assert [e.id for e in sets["test"]] == ["a", "a (2)", "a (3)"]
+
+
+def test_files_beside_a_clone_are_refused(tmp_path):
+    folder = write_instructions(tmp_path / "clone", {"task1_a": 3}, {"task3_c": 3})
+    with pytest.raises(ValueError, match="val and test are for files of pairs"):
+        tasks.load_examples(TaskConfig(data=str(folder), test="x.jsonl"), 0)
+
+
+def test_what_the_vocabulary_lacks_is_told(tokenizer):
+    rows = Rows([Example("1", "the list", ["J"]), Example("2", "the list", ["list"])], tokenizer, TaskConfig())
+    told = tasks.length_report("train", rows)
+    assert told[0].startswith("warning: 1 (50.0%) of the train targets hold letters that the vocabulary lacks")
+
+
 def test_no_data_is_told():
     with pytest.raises(ValueError, match="no data is given"):
         tasks.load_examples(TaskConfig(), 0)
