@@ -1,11 +1,14 @@
 """Invented sentences, files of them, and one small corpus for all tests, prepared once."""
 import json
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
 
 import prepare
+import runtime
 
 # real tasks and texts, which are not part of the project: what needs them is skipped without them
 ASSETS = Path(__file__).resolve().parents[2] / "shared" / "assets"
@@ -42,6 +45,24 @@ def write_parquet(path, rows):
     import pyarrow.parquet
     pyarrow.parquet.write_table(pyarrow.table({"text": rows, "n": list(range(len(rows)))}), path)
     return path
+
+
+def metrics(out_dir, *keys):
+    """(step, key, value) of every number in metrics.jsonl that does not depend on the clock."""
+    timed = ("seconds", "tokens_per_s", "mfu", "step")
+    lines = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], k, v) for line in lines for k, v in line.items()
+            if k not in timed and (not keys or k in keys)]
+
+
+def checkpoint(out_dir, name="ckpt.pt"):
+    return runtime.load_checkpoint(Path(out_dir) / name)
+
+
+def stop_at(at, step):
+    """SIGTERM to this process in the step before step `at`, as the learning rate of that step is asked for."""
+    if step == at - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,12 @@
 """The fine-tuning loop: stops, resumption, accumulation, the best checkpoint, seeds, scores, answers to slips."""
 import json
 import math
-import os
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_instructions
+from conftest import checkpoint, metrics, stop_at, write_instructions
 
 import data
 import finetune
@@ -51,17 +50,6 @@ def run(start, pairs, out_dir, *more):
     return finetune.main([f"--model={start}", f"--data={pairs}", f"--out_dir={out_dir}", *FAST, *more])
 
 
-def metrics(out_dir, *keys):
-    timed = ("seconds", "tokens_per_s", "mfu", "step")
-    lines = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], k, v) for line in lines for k, v in line.items()
-            if k not in timed and (not keys or k in keys)]
-
-
-def checkpoint(out_dir, name="ckpt.pt"):
-    return runtime.load_checkpoint(Path(out_dir) / name)
-
-
 def predictions(out_dir):
     return [json.loads(line) for line in (Path(out_dir) / "predictions.jsonl").read_text().splitlines()]
 
@@ -88,11 +76,6 @@ def test_resuming_equals_not_stopping(start, pairs, tmp_path, at):
     for name in ("ckpt.pt", "best.pt"):
         assert same_weights(checkpoint(tmp_path / "cut", name), checkpoint(tmp_path / "whole", name))
     assert predictions(tmp_path / "cut") == predictions(tmp_path / "whole")
-
-
-def stop_at(at, step):
-    if step == at - 1:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_loop_is_the_plain_loop(start, pairs, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import write_corpus
+from conftest import checkpoint, metrics, stop_at, write_corpus
 from test_prepare import vocabulary_with_sentinels
 
 import data
@@ -32,18 +32,6 @@ def run(corpus, out_dir, *more):
     return train.main([f"--data_dir={corpus}", f"--out_dir={out_dir}", *SIZES, *more])
 
 
-def metrics(out_dir, *keys):
-    """(step, key, value) of every number that does not depend on the clock."""
-    timed = ("seconds", "tokens_per_s", "mfu", "step")
-    lines = [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], k, v) for line in lines for k, v in line.items()
-            if k not in timed and (not keys or k in keys)]
-
-
-def checkpoint(out_dir, name="ckpt.pt"):
-    return runtime.load_checkpoint(Path(out_dir) / name)
-
-
 @pytest.mark.parametrize("more", [
     ["--optimizer=adamwscale", "--dropout=0.1", "--micro_batch_size=2"],
     ["--optimizer=adafactor", "--schedule=legacy"],
@@ -61,11 +49,6 @@ def test_resuming_equals_not_stopping(corpus, tmp_path, more):
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     a, b = (checkpoint(tmp_path / name)["model"] for name in ("cut", "whole"))
     assert all(torch.equal(a[k], b[k]) for k in a)
-
-
-def stop_at(at, step):
-    if step == at - 1:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 6])
