@@ -165,6 +165,10 @@ def validation_loss(model, rows, cfg, device, autocast):
     return float(loss) / n_token
 
 
+def to_score(example, text):
+    return text, example.references, tasks.one_of(example)
+
+
 def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
     """What the model writes for the examples of these numbers, and its scores: a list of (text, scores)."""
     from tqdm import tqdm
@@ -180,8 +184,7 @@ def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
                                                "a smaller --eval_batch_size"):
                 ids = model.generate(source, mask, rows.cfg.max_target_length, cfg.num_beams, suppress=suppress)
             texts |= {i: rows.tokenizer.decode(row) for i, row in zip(part, ids.tolist(), strict=True)}
-            examples = [rows.examples[i] for i in part]
-            scorer.add(part, [(texts[i], e.references, tasks.one_of(e)) for i, e in zip(part, examples, strict=True)])
+            scorer.add(part, [to_score(rows.examples[i], texts[i]) for i in part])
             bar.update(len(part))
         scores = scorer.results()
     return [(texts[i], scores[i]) for i in numbers]
@@ -211,9 +214,7 @@ def read_predictions(path, examples):
     """(examples, predictions) of a .txt with a prediction a line, in the examples' order, or of a .jsonl with id and
     prediction, and references where no examples are given."""
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing")
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     if path.suffix != ".jsonl":
         if not examples:
             raise ValueError(f"{path} holds no references; give --data or --test")
@@ -247,6 +248,8 @@ def read_predictions(path, examples):
 def score_file(cfg, task_cfg, score_cfg):
     """Score a file of predictions against the test examples, or the references that it holds."""
     examples = []
+    if not Path(cfg.predictions).is_file():
+        raise FileNotFoundError(f"{cfg.predictions} is missing")
     if task_cfg.data or task_cfg.test:
         sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
         print("\n".join(told))
@@ -255,7 +258,7 @@ def score_file(cfg, task_cfg, score_cfg):
     with score.Scorer(len(examples), score_cfg) as scorer:
         for lo in range(0, len(examples), score.PER_PROCESS):
             part = range(lo, min(lo + score.PER_PROCESS, len(examples)))
-            scorer.add(part, [(texts[i], examples[i].references, tasks.one_of(examples[i])) for i in part])
+            scorer.add(part, [to_score(examples[i], texts[i]) for i in part])
         scores = scorer.results()
     report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg,
            Path(cfg.out_dir) if cfg.out_dir else None, predictions=cfg.predictions)
@@ -282,6 +285,22 @@ def score_model(cfg, task_cfg, score_cfg, t5_cfg):
     answers = answer(model, rows, numbers, cfg, score_cfg, device, autocast, "test")
     report([rows.examples[i] for i in numbers], answers, score_cfg, out_dir, model=cfg.model)
     return 0
+
+
+def describe(rows, cfg):
+    """Print how long the examples of each split are, how much the training batches are padded, and some in full."""
+    for split in rows:
+        print("\n".join(tasks.length_report(split, rows[split])), flush=True)
+    train = rows["train"]
+    lengths = train.lengths()
+    pads = [tasks.padding(lengths, tasks.epoch_order(lengths, cfg.batch_size, pool, cfg.seed, 0), cfg.micro_batch_size)
+            for pool in (cfg.bucket_batches, 1)]
+    print(f"padding: the batches have {pads[0]:.2f} x the ids of the examples, without buckets {pads[1]:.2f} x",
+          flush=True)
+    sources, targets = train.epoch()
+    for i in subset(len(train), cfg.show):
+        print(f"--- source of {train.examples[i].id}, {len(sources[i])} ids\n{train.source_text(i)[0]}\n--- its target,"
+              f" {len(targets[i])} ids\n{train.tokenizer.decode(targets[i])}\n---")
 
 
 def check_resume(ckpt, settings, identity, optim_cfg, max_steps):
@@ -314,20 +333,10 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
                          f" validation examples; give --val or --val_share")
     rows = {split: tasks.Rows(examples, tokenizer, task_cfg) for split, examples in sets.items() if examples}
     rows["train"] = tasks.Rows(sets["train"], tokenizer, task_cfg, cfg.seed, training=True)
-    for split in rows:
-        print("\n".join(tasks.length_report(split, rows[split])), flush=True)
-    batches = tasks.TaskBatches(rows["train"], cfg.batch_size, cfg.bucket_batches, cfg.seed)
-    lengths = rows["train"].lengths()
-    pads = [tasks.padding(lengths, tasks.epoch_order(lengths, cfg.batch_size, pool, cfg.seed, 0), cfg.micro_batch_size)
-            for pool in (cfg.bucket_batches, 1)]
-    print(f"padding: the batches have {pads[0]:.2f} x the ids of the examples, without buckets {pads[1]:.2f} x",
-          flush=True)
-    for i in range(min(cfg.show, len(rows["train"]))):
-        sources, targets = rows["train"].epoch()
-        print(f"--- source {i + 1}, {len(sources[i])} ids\n{rows['train'].source_text(i)[0]}\n--- its target,"
-              f" {len(targets[i])} ids\n{tokenizer.decode(targets[i])}\n---")
+    describe(rows, cfg)
     if cfg.dry_run:
         return None
+    batches = tasks.TaskBatches(rows["train"], cfg.batch_size, cfg.bucket_batches, cfg.seed)
     max_steps = cfg.max_steps or cfg.epochs * batches.steps_per_epoch
     eval_every = batches.steps_per_epoch if cfg.eval_every is None else cfg.eval_every
     val_numbers = subset(len(sets["val"]), cfg.n_val)
@@ -487,8 +496,9 @@ def main(argv=None):
         return score_model(cfg, task_cfg, score_cfg, t5_cfg)
     files = config_files(argv)
     out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'finetune'}")
-    if Path(cfg.model).resolve() == out_dir.resolve():
-        raise ValueError(f"{out_dir} is the model to start from; name another --out_dir")
+    start = Path(cfg.model).resolve()
+    if out_dir.resolve() in (start, *start.parents):
+        raise ValueError(f"{out_dir} holds the model to start from; name another --out_dir")
     results = []
     for seed in range(cfg.seed, cfg.seed + cfg.n_seed):
         folder = out_dir / f"seed-{seed}" if cfg.n_seed > 1 else out_dir

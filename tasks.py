@@ -371,7 +371,7 @@ def merged_pairs(examples):
 
 
 def leakage(sets):
-    """A line for each held-out split some of whose inputs are training inputs as well, compared as words in lower
+    """A line for each held-out split on how many of its inputs are training inputs as well, compared as words in lower
     case."""
     def folded(e):
         return " ".join(e.input.lower().split())
@@ -381,7 +381,9 @@ def leakage(sets):
         known.setdefault(folded(e), e)
     for split in ("val", "test"):
         twins = [(e, known[folded(e)]) for e in sets[split] if folded(e) in known]
-        if twins:
+        if known and sets[split] and not twins:
+            told.append(f"{split + ':':<7}none of its inputs is a training input")
+        elif twins:
             n = len(sets[split])
             pairs = Counter((e.task.name, twin.task.name) for e, twin in twins if e.task).most_common(3)
             told.append(f"warning: {len(twins):,} of the {n:,} {split} inputs ({len(twins) / n:.1%}) are training"
