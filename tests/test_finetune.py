@@ -32,12 +32,13 @@ def start(corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Two words to the second one: train.jsonl, val.jsonl, test.jsonl."""
+    """Two words to the second one, up to three times: train.jsonl, val.jsonl, test.jsonl."""
     folder = tmp_path_factory.mktemp("pairs")
     both = [(a, b) for a in WORDS for b in WORDS]
     for name, part in (("train", both[10:]), ("val", both[:5]), ("test", both[5:10])):
         (folder / f"{name}.jsonl").write_text("".join(
-            json.dumps({"id": f"{a}-{b}", "input": f"the {a} of the {b} " + a * (len(b) % 3), "target": b}) + "\n"
+            json.dumps({"id": f"{a}-{b}", "input": f"the {a} of the {b} " + a * (len(b) % 3),
+                        "target": " ".join([b] * (1 + len(a) % 3))}) + "\n"
             for a, b in part))
     return folder
 
@@ -121,6 +122,105 @@ def test_accumulation_equals_the_large_batch(start, pairs, tmp_path):
     for micro in (3, 1):
         for (_, key, a), (_, _, b) in zip(metrics(tmp_path / str(micro), "loss", "grad_norm"), whole, strict=True):
             assert a == pytest.approx(b, rel=2e-4 if key == "grad_norm" else 2e-5)
+
+
+def test_dropout_draws_anew_in_every_part_of_every_step(start, pairs, tmp_path, monkeypatch):
+    """And in every run of another seed; the setting, not the model's own, says how much."""
+    drawn = {}
+    for seed in (0, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "manual_seed", lambda n, seed=seed: drawn.setdefault(seed, []).append(n))
+            run(start, pairs, tmp_path / str(seed), "--max_steps=3", "--micro_batch_size=2", f"--seed={seed}")
+    noise = [numbers[1:] for numbers in drawn.values()]         # the first one is for new weights
+    assert [len(n) for n in noise] == [9, 9] and len({*noise[0], *noise[1]}) == 18
+    run(start, pairs, tmp_path / "none", "--max_steps=3", "--dropout=0")
+    run(start, pairs, tmp_path / "much", "--max_steps=3", "--dropout=0.5")
+    assert metrics(tmp_path / "none", "loss") != metrics(tmp_path / "much", "loss")
+
+
+def test_the_seed_reaches_weights_order_and_draws(start, tmp_path, monkeypatch):
+    clone = write_instructions(tmp_path / "clone", {"task1_a": 30}, {"task3_c": 3})
+    asked, rows_of = [], []
+    monkeypatch.setattr(tasks, "load_examples", lambda cfg, seed, real=tasks.load_examples: asked.append(seed)
+                        or real(cfg, seed))
+    monkeypatch.setattr(tasks, "Rows", lambda *a, real=tasks.Rows, **k: rows_of.append(real(*a, **k)) or rows_of[-1])
+    losses = []
+    for seed in (0, 5):
+        run(start, clone, tmp_path / str(seed), "--max_steps=1", "--dropout=0", f"--seed={seed}",
+            "--max_source_length=99")
+        losses.append(metrics(tmp_path / str(seed), "loss"))
+    assert asked == [0, 5] and losses[0] != losses[1]
+    assert {(r.seed, r.training) for r in rows_of if r.training} == {(0, True), (5, True)}
+    assert {r.seed for r in rows_of if not r.training} == {tasks.FIXED}
+    orders = [[e.tolist() for e in tasks.TaskBatches(rows_of[1], 4, 1, seed).order(0)] for seed in (0, 5)]
+    assert orders[0] != orders[1]
+    norms = []
+    for seed in (0, 5):
+        run(start, clone, tmp_path / f"new{seed}", "--max_steps=1", "--model=random", f"--vocab={start}/spiece.model",
+            "--d_model=32", "--d_kv=8", "--d_ff=48", "--n_head=3", "--n_layer=1", f"--seed={seed}", "--save_every=1",
+            "--max_source_length=99", "--learning_rate=1e-9")
+        norms.append(checkpoint(tmp_path / f"new{seed}")["model"]["shared.weight"])
+    assert not torch.allclose(norms[0], norms[1], atol=0.1)
+
+
+def test_the_order_of_batches_follows_from_the_seed(start, pairs, tmp_path):
+    for seed in (0, 1):
+        run(start, pairs, tmp_path / str(seed), "--max_steps=1", "--dropout=0", f"--seed={seed}")
+    assert metrics(tmp_path / "0", "loss") != metrics(tmp_path / "1", "loss")
+
+
+def test_settings_reach_the_model(start):
+    cfg, *_, t5_cfg = finetune.configure(finetune.FinetuneConfig, tasks.TaskConfig, score.ScoreConfig,
+                                         finetune.FinetuneOptim, finetune.ModelConfig, argv=[
+        f"--model={start}", "--dropout=0.3", "--attention=sdpa", "--gradient_checkpointing=True"])
+    model = finetune.open_model(cfg, finetune.open_vocabulary(cfg, t5_cfg)[1], torch.device("cpu"))
+    assert model.encoder.gradient_checkpointing and model.encoder.blocks[0].attention.attend.__name__ == "attend_sdpa"
+    assert {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3} == {model.config.dropout}
+
+
+def scripted(monkeypatch, values, numbers):
+    """Validations that find these exact matches, one after the other, and note whom they were asked about."""
+    left = iter(values)
+
+    def answer(model, rows, asked, *rest):
+        numbers.append(asked)
+        return [("x", dict.fromkeys(score.METRICS, next(left)))]
+
+    monkeypatch.setattr(finetune, "answer", answer)
+
+
+def test_the_best_is_the_highest_exact_match_after_the_start(start, pairs, tmp_path, monkeypatch):
+    """A start that none beats does not count, a tie goes to the first, and three without a better one end the run."""
+    numbers = []
+    scripted(monkeypatch, [90, 10, 30, 30, 20, 29, 99], numbers)
+    run(start, pairs / "train.jsonl", tmp_path, f"--val={pairs / 'val.jsonl'}", "--metric=exact_match", "--patience=3",
+        "--eval_every=1", "--max_steps=9", "--n_val=3")
+    assert [v for _, _, v in metrics(tmp_path, "val_exact_match")] == [90, 10, 30, 30, 20, 29]
+    assert checkpoint(tmp_path, "best.pt")["step"] == 2 and checkpoint(tmp_path)["step"] == 5
+    assert all(len(n) == 3 for n in numbers)
+
+
+def test_the_validation_loss_is_per_target_token(start, pairs, tmp_path):
+    run(start, pairs, tmp_path, "--max_steps=1")
+    model, tokenizer = T5.from_pretrained(start), data.Tokenizer.from_pretrained(start)
+    nll, n = 0.0, 0
+    for row in map(json.loads, (pairs / "val.jsonl").read_text().splitlines()):
+        source, target = (torch.tensor([[*tokenizer.encode(row[k]), 1]]) for k in ("input", "target"))
+        nll, n = nll + float(model(source, target, reduction="sum").detach()), n + target.numel()
+    assert metrics(tmp_path, "val_loss")[0][2] == pytest.approx(nll / n, abs=1e-5)
+
+
+def test_predictions_are_what_the_model_writes_for_each_example(start, pairs, tmp_path):
+    """In the file's order, each the same as alone; beams and the limit of length reach the search."""
+    run(start, pairs, tmp_path / "run", "--max_steps=40", "--num_beams=3", "--max_target_length=5")
+    model, tokenizer = T5.from_pretrained(tmp_path / "run"), data.Tokenizer.from_pretrained(start)
+    suppress = tokenizer.suppress(256, sentinels=True)
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text().splitlines()]
+    for row, found in zip(rows, predictions(tmp_path / "run"), strict=True):
+        source, mask = map(torch.from_numpy, tokenizer.batch([row["input"]]))
+        ids = model.generate(source, mask, 5, num_beams=3, suppress=suppress)[0]
+        assert (found["id"], found["prediction"]) == (row["id"], tokenizer.decode(ids))
+        assert found["exact_match"] == 100 * (found["prediction"] == row["target"])
 
 
 def test_every_example_is_seen_in_every_epoch(start, tmp_path):

@@ -35,6 +35,8 @@ def test_the_best_reference_and_the_one():
     assert score.score("yes", references, 0, cfg)["rougeL_one"] == 100
     assert score.score("Yes!", references, 0, cfg)["exact_match"] == 0
     assert score.score("Yes!", references, 0, ScoreConfig(normalize=True))["exact_match"] == 100
+    assert score.score("the answer is yes", references, 0, cfg)["exact_match"] == 100
+    assert score.score("{}", ["{}"], 0, ScoreConfig(rouge_tokenizer="whitespace"))["rougeL"] == 100
 
 
 def test_means_by_task_and_category():
@@ -54,6 +56,7 @@ def test_spread_over_seeds():
     results = [{"all": dict.fromkeys(score.METRICS, v)} for v in (1.0, 2.0, 6.0)]
     found = score.spread(results)["rougeL"]
     assert found == {"mean": 3, "std": pytest.approx(7 ** 0.5), "values": [1, 2, 6]}
+    assert score.spread(results[:2])["rougeL"]["std"] == pytest.approx(0.5 ** 0.5)
 
 
 def test_processes_give_the_same_scores(monkeypatch):

@@ -1,6 +1,7 @@
 """Examples from files, prompts, lengths, the order of an epoch."""
 import datetime
 import gzip
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -66,6 +67,24 @@ def test_an_example_comes_only_while_the_whole_fits():
     long = Task("t", "c", "Do it", [{"input": "word " * 50, "output": "x"}], [{"input": "a", "output": "b"}])
     text, cut = prompt(Example("1", "in", ["out"], long), PromptFormat(num_neg_examples=1), fits(40))
     assert "Negative Example 1" in text and "Positive" not in text and cut == "examples"
+    # but of one kind none comes after one that did not
+    long.positive.append({"input": "a", "output": "b"})
+    text, _ = prompt(Example("1", "in", ["out"], long), PromptFormat(), fits(40))
+    assert "Positive" not in text
+
+
+def test_the_limit_counts_the_eos(tokenizer):
+    """A prompt of n ids with its EOS is whole at a limit of n and gives up an example at n - 1."""
+    n = len(tokenizer.encode(prompt(LEMON, PromptFormat(), lambda text: True)[0])) + 1
+    for limit, cut in ((n, ""), (n - 1, "examples")):
+        rows = Rows([LEMON], tokenizer, TaskConfig(max_source_length=limit))
+        (source,), _ = rows.epoch()
+        assert rows.cuts[cut] == 1 and len(source) <= limit and (len(source) == n) == (cut == "")
+    pair = Example("1", "the list of the array of the value", ["x"])
+    n = len(tokenizer.encode(pair.input)) + 1
+    for limit, cut in ((n, ""), (n - 1, "source")):
+        rows = Rows([pair], tokenizer, TaskConfig(max_source_length=limit))
+        assert len(rows.epoch()[0][0]) == limit and rows.cuts[cut] == 1
 
 
 def test_the_definition_gives_way_before_the_instance():
@@ -75,6 +94,8 @@ def test_the_definition_gives_way_before_the_instance():
     assert cut == "definition" and len(text.split()) == 100
     assert text.startswith("Definition: word word") and text.endswith("word.\n\nNow complete the following example -\n"
                                                                       "Input: X.\nOutput: ")
+    named, _ = prompt(long, PromptFormat(add_task_name=True), fits(100))
+    assert named.startswith("t. Definition: word word") and len(named.split()) == 100
     text, cut = prompt(long, PromptFormat(), fits(100), keep_instance=False)    # nanoT5's, cut on the right later
     assert cut == "instance" and len(text.split()) > 2000 and text.endswith("Input: X.\nOutput: ")
     huge = Example("1", " ".join(f"w{i}" for i in range(200)), ["y"], long.task)
@@ -108,6 +129,8 @@ def test_tk_instruct_draws_its_five_formats_alike(tokenizer):
     assert all(70 <= n <= 130 for n in kinds.values())
     assert texts == [Rows(examples, tokenizer, cfg, 3, True).source_text(i, 0)[0] for i in range(500)]
     assert texts != [rows.source_text(i, 1)[0] for i in range(500)]
+    assert texts != [Rows(examples, tokenizer, cfg, 4, True).source_text(i, 0)[0] for i in range(500)]
+    assert [len(s) for s in rows.epoch(0)[0]] != [len(s) for s in rows.epoch(1)[0]]
     assert len({Rows(examples, tokenizer, cfg).source_text(i)[0] for i in range(500)}) == 1
 
 
@@ -136,16 +159,23 @@ def test_388_prompts_equal_those_that_nanot5s_code_made():
 
 def test_a_clone_is_read_by_its_lists(tmp_path):
     """Of a training task instances drawn by the seed, of a test task the first ones."""
-    folder = write_instructions(tmp_path, {"task1_a": 30, "task2_b": 5}, {"task3_c": 30})
+    folder = write_instructions(tmp_path, {"task1_a": 30, "task2_b": 5, "task0_z": 30}, {"task3_c": 30})
+    listed = folder / "splits" / "default" / "train_tasks.txt"
+    listed.write_text(listed.read_text() + "task1_a\n")             # twice, but read once
     cfg = TaskConfig(data=str(folder), max_num_instances_per_task=10, max_num_instances_per_eval_task=7)
     sets, told = tasks.load_examples(cfg, seed=0)
-    assert Counter(e.task.name for e in sets["train"]) == {"task1_a": 10, "task2_b": 5}
+    assert Counter(e.task.name for e in sets["train"]) == {"task1_a": 10, "task2_b": 5, "task0_z": 10}
+    a, z = ([int(e.id.split("-")[1]) for e in sets["train"] if e.task.name == name] for name in ("task1_a", "task0_z"))
+    assert a != z and a != list(range(10))
     assert [e.id for e in sets["test"]] == [f"task3_c-{i}" for i in range(7)] and not sets["val"]
     assert sets["test"][0].task.category == "title_generation"
-    assert "train: 15 examples of 2 tasks" in told[0] and "test:  7 examples of 1 tasks" in told[1]
+    assert "train: 25 examples of 3 tasks" in told[0] and "test:  7 examples of 1 tasks" in told[1]
     drawn = [[e.id for e in tasks.load_examples(cfg, seed=s)[0]["train"]] for s in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert tasks.load_examples(cfg, 0, eval_only=True)[0]["test"] == sets["test"]
+    listed.write_text(listed.read_text() + "task3_c\n")
+    with pytest.raises(ValueError, match="task3_c is listed for training and for testing"):
+        tasks.load_examples(cfg, 0)
 
 
 def test_listed_tasks_without_a_file_are_refused_or_counted(tmp_path, capsys):
@@ -285,6 +315,15 @@ def test_a_folder_of_splits_and_single_files(tmp_path):
     cfg = TaskConfig(data=str(tmp_path / "train.csv"), test=str(tmp_path / "dev.csv"))
     sets, _ = tasks.load_examples(cfg, 0)
     assert (sets["val"], sets["test"][0].input) == ([], "dev.csv")
+    # a file that is named goes before the folder's; its own validation file before a share
+    cfg = TaskConfig(data=str(tmp_path), test=str(tmp_path / "dev.csv"), val_share=0.99)
+    sets, _ = tasks.load_examples(cfg, 0)
+    assert {k: v[0].input for k, v in sets.items()} == {"train": "train.csv", "val": "dev.csv", "test": "dev.csv"}
+    # what is scored without training: --test, else the folder's test file, else the one file
+    for data_path, test, wanted in ((tmp_path, None, "test.csv"), (tmp_path / "train.csv", None, "train.csv"),
+                                    (tmp_path / "train.csv", tmp_path / "dev.csv", "dev.csv")):
+        sets, _ = tasks.load_examples(TaskConfig(data=str(data_path), test=test and str(test)), 0, eval_only=True)
+        assert [e.input for e in sets["test"]] == [wanted] and not sets["train"]
     write(tmp_path / "valid.csv", "input,target\nx,y\n")
     with pytest.raises(ValueError, match=r"two files for val: dev.csv and valid.csv"):
         tasks.load_examples(TaskConfig(data=str(tmp_path)), 0)
@@ -324,6 +363,10 @@ def test_several_references_are_learnt_in_turn_and_scored_by_a_fixed_one(tokeniz
     rows = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True)
     epochs = [[tuple(t) for t in rows.epoch(n)[1]] for n in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1] and all(c > 60 for c in Counter(epochs[0]).values())
+    other = Rows(examples, tokenizer, TaskConfig(), seed=2, training=True).epoch(0)[1]
+    assert [tuple(t) for t in other] != epochs[0]
+    fixed = [[tuple(t) for t in Rows(examples, tokenizer, TaskConfig()).epoch(n)[1]] for n in (0, 1)]
+    assert fixed[0] == fixed[1]
     assert [tasks.one_of(e) for e in examples] == [tasks.one_of(e) for e in examples[::-1]][::-1]
     assert len({tasks.one_of(e) for e in examples}) == 3
 
@@ -335,7 +378,15 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own():
         assert sorted(np.concatenate(batches)) == list(range(1003)) and len(batches) == 126
         assert sorted(map(len, batches))[0] == 3 and sorted(map(len, batches))[1] == 8
     assert all(map(np.array_equal, orders[0], orders[2]))
-    assert not all(map(np.array_equal, orders[0], orders[1]))
+    for other in (orders[1], tasks.epoch_order(lengths, 8, 20, 6, 0)):      # other company, not another order alone
+        assert len({tuple(sorted(b)) for b in orders[0]} & {tuple(sorted(b)) for b in other}) < 5
+    same = np.ones_like(lengths)                                # of one length: the batches' own order is drawn too
+    first = [[int(b[0]) for b in tasks.epoch_order(same[:64], 8, 8, seed, epoch)] for seed, epoch in (
+        (5, 0), (5, 1), (6, 0))]
+    shuffled = [np.argsort(data.key_of(seed, 4, epoch, np.arange(64)))[::8].tolist() for seed, epoch in (
+        (5, 0), (5, 1), (6, 0))]
+    places = [[s.index(i) for i in f] for f, s in zip(first, shuffled, strict=True)]
+    assert places[0] != places[1] and places[0] != places[2] and places[0] != sorted(places[0])
     plain = tasks.epoch_order(lengths, 8, 1, 5, 0)
     assert tasks.padding(lengths, orders[0], 8) < 0.8 * tasks.padding(lengths, plain, 8)
     # the order of batches tells nothing about their length
@@ -343,8 +394,15 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own():
     assert abs(np.corrcoef(mean, range(len(mean)))[0, 1]) < 0.3
 
 
+def test_batches_of_a_pool_are_cut_from_those_sorted_by_source_and_target_together():
+    lengths = np.random.default_rng(0).integers(1, 100, (160, 2))
+    spans = sorted((lengths[b].sum(1).min(), lengths[b].sum(1).max()) for b in tasks.epoch_order(lengths, 8, 20, 0, 0))
+    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(spans))
+
+
 def test_padding_by_hand():
-    lengths = np.array([[2, 1], [4, 1], [6, 3]])
+    """The longest source and the longest target count, though they are of two examples."""
+    lengths = np.array([[2, 3], [4, 1], [6, 1]])
     assert tasks.padding(lengths, [np.array([0, 2]), np.array([1])], 8) == (2 * (6 + 3) + 4 + 1) / 17
     assert tasks.padding(lengths, [np.array([0, 2]), np.array([1])], 1) == 1.0
 
@@ -361,7 +419,30 @@ def test_micro_batches_share_out_the_batch(tokenizer):
         rows = [[row[m].tolist() for row, m in zip(s, m, strict=True)] for s, _, m in parts]
         assert [r for part in rows for r in part] == [row[m].tolist() for row, m in zip(whole[0], whole[2],
                                                                                         strict=True)]
+        sums = [len(source) + int((t != -100).sum()) for source, t in zip(
+            (r for part in rows for r in part), (t for _, ts, _ in parts for t in ts), strict=True)]
+        assert sums == sorted(sums)                             # so that micro-batches are padded less
     assert sorted(seen[:2]) == sorted(seen[2:]) == [2, 8]
+
+
+def test_each_epoch_has_its_own_ids_and_order(tokenizer):
+    """With several references an epoch's targets are its own, and so is its sorting by length."""
+    examples = [Example(str(i), "the list", ["value", "value " * 9]) for i in range(24)]
+    rows = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True)
+    batches = TaskBatches(rows, 4, 6, seed=1)
+    for epoch in (0, 1):
+        targets = [t.tolist() for step in range(6 * epoch, 6 * epoch + 6)
+                   for _, target, _ in batches.micro_batches(step, 4) for t in target]
+        wanted = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True).epoch(epoch)[1]
+        assert sorted([i for i in t if i != -100] for t in targets) == sorted(t.tolist() for t in wanted)
+        waste = [float((target == -100).mean()) for step in range(6 * epoch, 6 * epoch + 6)
+                 for _, target, _ in batches.micro_batches(step, 4)]
+        assert sum(w > 0 for w in waste) <= 1                   # sorted: one batch at most holds both lengths
+
+
+def test_the_prefix_stands_before_each_input(tokenizer):
+    rows = Rows([Example("1", "list", ["x"])], tokenizer, TaskConfig(prefix="value of the "))
+    assert rows.source_text(0) == ("value of the list", "")
 
 
 def test_dates_are_right_and_stand_in_one_split_only():
