@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import re
 import sys
 import traceback
@@ -98,7 +99,7 @@ def from_text(name, text, kind):
     if optional and text.lower() == "none":
         return None
     if plain is str:
-        return text
+        return from_value(name, text, kind, "command line")
     if plain is bool and text.lower() in ("true", "false", "1", "0"):
         return text.lower() in ("true", "1")
     if plain in (int, float) and re.fullmatch(r"[+-]?0\d[\d_]*", text):     # octal in C, an error in Python
@@ -125,7 +126,8 @@ def from_value(name, value, kind, where):
     if plain is bool and (isinstance(value, bool) or (number and value in (0, 1))):
         return bool(value)
     if plain is str and isinstance(value, (str, Path)):
-        return str(value)
+        home = str(value).startswith("~/")                      # bash leaves it as it is in --name=~/path
+        return os.path.expanduser(value) if home else str(value)
     raise ValueError(f"{where}: {name}={value!r} must be {article(kind)}")
 
 

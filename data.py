@@ -320,8 +320,8 @@ def pad_rows(rows, fill=PAD):
 
 
 def by_length(lengths, batch_size):
-    """Batches alike in length to generate for, longest first: lists of row numbers, batch_size of them, or fewer so
-    that the encoder has no more scores, rows x length x length, than for batch_size rows of 1,024 ids."""
+    """Batches alike in length (in ids) to generate for, longest first: lists of row numbers, batch_size of them, or
+    fewer so that the encoder has no more scores, rows x length x length, than for batch_size rows of 1,024 ids."""
     rows = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
     while rows:
         n = max(1, min(batch_size, batch_size * 1024 ** 2 // int(lengths[rows[0]]) ** 2))

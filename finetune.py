@@ -66,6 +66,10 @@ class FinetuneConfig(RunConfig):
             raise ValueError(f"metric={self.metric!r} is unknown; there are val_loss, {', '.join(score.METRICS)}")
         if self.eval_only and self.predictions:
             raise ValueError("eval_only=True and predictions exclude each other")
+        if (self.eval_only or self.predictions) and (self.resume or self.n_seed > 1):
+            raise ValueError("resume and n_seed are for training, not for scores alone")
+        if self.patience and self.eval_every == 0:
+            raise ValueError(f"patience={self.patience} needs validations: leave eval_every=0 out")
         if self.model is None and not self.predictions:
             raise ValueError("no model is given; --model=runs/tiny, a folder in Hugging Face's format, a Hub name, or"
                              " random for new weights")
@@ -89,8 +93,9 @@ class ModelConfig(T5Config):
 
 # What a resumed run may change: nothing that its losses and its best checkpoint depend on.
 FREE = runtime.FREE | {"model", "vocab", "epochs", "max_steps", "n_test", "score_before", "n_seed", "eval_only",
-                       "predictions", "eval_batch_size", "num_beams", "show", "dry_run", "data", "val", "test",
-                       "max_num_instances_per_eval_task", "rouge_tokenizer", "allow_missing"}
+                       "predictions", "eval_batch_size", "show", "dry_run", "data", "val", "test",
+                       "max_num_instances_per_eval_task", "allow_missing"}
+GENERATING = {"num_beams", "ban_sentinels", "n_val", "rouge_tokenizer", "normalize"}    # free where the loss decides
 CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
 
 
@@ -158,7 +163,8 @@ def validation_loss(model, rows, cfg, device, autocast):
     for part in data.by_length([len(s) for s in sources], cfg.micro_batch_size):
         source, target, mask = (torch.from_numpy(a).to(device) for a in tasks.padded(
             [sources[i] for i in part], [targets[i] for i in part]))
-        with autocast:
+        with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
+                                           "a smaller --micro_batch_size"):
             loss = loss + model(source, target, mask, reduction="sum")
         n_token += sum(len(targets[i]) for i in part)
     model.train(was_training)
@@ -190,101 +196,143 @@ def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
     return [(texts[i], scores[i]) for i in numbers]
 
 
-def report(examples, answers, score_cfg, out_dir=None, **known):
-    """Print the table of scores and, into a folder, write predictions.jsonl and result.json. Returns the summary."""
-    result = score.summary(examples, [scores for _, scores in answers])
+def report(examples, answers, score_cfg, out_dir=None, known=None):
+    """Print the table of scores and, into a folder, write predictions.jsonl and result.json, the latter with what is
+    `known` of how the answers came about. Returns what result.json holds."""
+    result = {**(known or {}), **asdict(score_cfg), **score.summary(examples, [scores for _, scores in answers])}
     print("\n".join(score.table(result, score_cfg)), flush=True)
     if out_dir:
-        lines = [json.dumps({"id": e.id, "task": e.task and e.task.name, "input": e.input, "references": e.references,
-                             "prediction": text, **scores}, ensure_ascii=False) + "\n"
-                 for e, (text, scores) in zip(examples, answers, strict=True)]
+        lines = []
+        for e, (text, scores) in zip(examples, answers, strict=True):
+            of_task = {"task": e.task.name, "category": e.task.category} if e.task else {"task": None}
+            lines.append(json.dumps({"id": e.id, **of_task, "input": e.input, "references": e.references,
+                                     "prediction": text, **scores}, ensure_ascii=False) + "\n")
         out_dir.mkdir(parents=True, exist_ok=True)
         runtime.write_atomically(out_dir / "predictions.jsonl",
                                  lambda file: file.write("".join(lines).encode("utf-8", "replace")))
-        runtime.write_json(out_dir / "result.json", {**known, **asdict(score_cfg), **result})
+        runtime.write_json(out_dir / "result.json", result)
         print(f"see {out_dir}/predictions.jsonl and result.json")
     return result
 
 
 def read_result(path):
-    return json.loads(path.read_text(encoding="utf-8"))
+    """What a result.json holds; {} where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read_predictions(path, examples):
     """(examples, predictions) of a .txt with a prediction a line, in the examples' order, or of a .jsonl with id and
-    prediction, and references where no examples are given."""
+    prediction, and references where no examples are given.
+
+    raises  FileNotFoundError; ValueError that names the line, or how many do not go together with the examples
+    """
     path = Path(path)
-    lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
-    if path.suffix != ".jsonl":
+    kind, text, found, own = tasks.file_kind(path), tasks.read_text(path), {}, []
+    merging = "; rows of one input are one example" if any(not e.task for e in examples) else ""
+    if kind == ".txt":
+        lines = text.removesuffix("\n").split("\n")
         if not examples:
             raise ValueError(f"{path} holds no references; give --data or --test")
         if len(lines) != len(examples):
-            raise ValueError(f"{path} has {len(lines):,} lines for {len(examples):,} examples")
+            raise ValueError(f"{path} has {len(lines):,} lines for {len(examples):,} examples{merging}")
         return examples, lines
-    found, own = {}, []
-    for number, line in enumerate(lines, 1):
-        record = runtime.parsed(line)
+    if kind not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: predictions are read from .txt, .jsonl and .json, each also with .gz")
+    for number, record in tasks.json_rows(path, text):
         if not isinstance(record, dict) or not isinstance(record.get("prediction"), str) or "id" not in record:
-            raise ValueError(f"{path}:{number}: not an object with id and prediction, both text")
-        if str(record["id"]) in found:
-            raise ValueError(f"{path}:{number}: a second prediction for {record['id']}")
-        found[str(record["id"])] = record["prediction"]
+            raise ValueError(f"{path}:{number}: not an object with id and prediction, the latter a text")
+        name = str(record["id"])
+        if name in found:
+            raise ValueError(f"{path}:{number}: a second prediction for {name}")
+        found[name] = record["prediction"]
         if not examples:
             references = record.get("references")
             if not references or not isinstance(references, list) or not all(isinstance(r, str) for r in references):
                 raise ValueError(f"{path}:{number}: it has no list of references; give --data or --test")
-            own.append(tasks.Example(str(record["id"]), "", references))
+            task = record.get("task") and tasks.Task(str(record["task"]), str(record.get("category")), "", [], [])
+            own.append(tasks.Example(name, str(record.get("input", "")), references, task))
     examples = examples or own
     lacking = [e.id for e in examples if e.id not in found]
-    unknown = set(found) - {e.id for e in examples}
+    unknown = [name for name in found if name not in {e.id for e in examples}]
     if lacking or unknown:
-        told = [f"{len(ids):,} {what} ({next(iter(ids))} first)"
-                for ids, what in ((lacking, "examples have no prediction"), (unknown, "predictions have no example"))
-                if ids]
-        raise ValueError(f"{path}: {' and '.join(told)}")
+        told = [f"{len(ids):,} {what} ({ids[0]} first)" for ids, what in (
+            (lacking, "examples have no prediction"), (unknown, "predictions have no example")) if ids]
+        raise ValueError(f"{path}: {' and '.join(told)}{merging}")
     return examples, [found[e.id] for e in examples]
+
+
+def open_test(task_cfg, cfg):
+    """The examples to score without training, after what there is to say about them."""
+    sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
+    print("\n".join(told), flush=True)
+    if not sets["test"]:
+        raise ValueError(f"{task_cfg.data} has no test examples")
+    return [sets["test"][i] for i in subset(len(sets["test"]), cfg.n_test)]
+
+
+def check_unscored(cfg, out_dir):
+    if (out_dir / "result.json").exists() and not cfg.overwrite and not cfg.dry_run:
+        raise ValueError(f"{out_dir} holds scores already; replace them with --overwrite=True, or name another"
+                         f" --out_dir")
 
 
 def score_file(cfg, task_cfg, score_cfg):
     """Score a file of predictions against the test examples, or the references that it holds."""
-    examples = []
+    out_dir = Path(cfg.out_dir) if cfg.out_dir else None
+    if out_dir:
+        check_unscored(cfg, out_dir)
     if not Path(cfg.predictions).is_file():
         raise FileNotFoundError(f"{cfg.predictions} is missing")
-    if task_cfg.data or task_cfg.test:
-        sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
-        print("\n".join(told))
-        examples = sets["test"]
+    examples = open_test(task_cfg, cfg) if task_cfg.data or task_cfg.test else []
     examples, texts = read_predictions(cfg.predictions, examples)
+    if not examples:
+        raise ValueError(f"{cfg.predictions} holds no predictions")
     with score.Scorer(len(examples), score_cfg) as scorer:
         for lo in range(0, len(examples), score.PER_PROCESS):
             part = range(lo, min(lo + score.PER_PROCESS, len(examples)))
             scorer.add(part, [to_score(examples[i], texts[i]) for i in part])
         scores = scorer.results()
-    report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg,
-           Path(cfg.out_dir) if cfg.out_dir else None, predictions=cfg.predictions)
+    report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg, out_dir,
+           {"predictions": cfg.predictions})
     return 0
 
 
-def score_model(cfg, task_cfg, score_cfg, t5_cfg):
+def warn_of_other_settings(cfg, task_cfg):
+    """Tell where a run's prompts were made in another way than those that it is scored on."""
+    trained = runtime.parsed(text.read_text()) if (text := Path(cfg.model) / "config.json").is_file() else {}
+    trained = trained.get("settings", {})
+    differ = [f"{name}={trained[name]}, here {getattr(task_cfg, name)}" for name in (
+        "prefix", "max_source_length", "max_target_length", *tasks.PromptFormat.__dataclass_fields__, "prompt_style")
+        if name in trained and trained[name] != getattr(task_cfg, name)]
+    if differ:
+        print(f"warning: {cfg.model} was trained with {'; '.join(differ)}")
+
+
+def score_model(cfg, task_cfg, score_cfg, t5_cfg, argv):
     """Score a model on test examples, without training."""
     out_dir = Path(cfg.out_dir or f"runs/eval_{Path(cfg.model).name}")
-    if (out_dir / "result.json").exists() and not cfg.overwrite:
-        raise ValueError(f"{out_dir} holds scores already; replace them with --overwrite=True, or name another"
-                         f" --out_dir")
+    check_unscored(cfg, out_dir)
     device = runtime.pick_device(cfg.device)
     autocast = runtime.autocast(device, runtime.pick_dtype(cfg.dtype, device))
     tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
-    sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
-    print("\n".join(told), flush=True)
-    rows = tasks.Rows(sets["test"], tokenizer, task_cfg)
+    warn_of_other_settings(cfg, task_cfg)
+    rows = tasks.Rows(open_test(task_cfg, cfg), tokenizer, task_cfg)
     print("\n".join(tasks.length_report("test", rows)), flush=True)
     if cfg.dry_run:
         return 0
     model = open_model(cfg, t5_cfg, device)
-    numbers = subset(len(rows), cfg.n_test)
-    answers = answer(model, rows, numbers, cfg, score_cfg, device, autocast, "test")
-    report([rows.examples[i] for i in numbers], answers, score_cfg, out_dir, model=cfg.model)
+    answers = answer(model, rows, range(len(rows)), cfg, score_cfg, device, autocast, "test")
+    report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
+    settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(t5_cfg)}
+    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     return 0
+
+
+def how_answered(cfg, task_cfg, **more):
+    """What result.json says of how the answers came about."""
+    return {"model": cfg.model, "data": task_cfg.data, "test": task_cfg.test, "n_test": cfg.n_test,
+            "num_beams": cfg.num_beams, "ban_sentinels": cfg.ban_sentinels,
+            "max_source_length": task_cfg.max_source_length, "max_target_length": task_cfg.max_target_length, **more}
 
 
 def describe(rows, cfg):
@@ -305,7 +353,8 @@ def describe(rows, cfg):
 
 def check_resume(ckpt, settings, identity, optim_cfg, max_steps):
     """Refuse to go on with other data, settings or length than the checkpoint's, naming both values."""
-    runtime.check_settings(ckpt["settings"], settings, FREE)
+    free = FREE | GENERATING if settings["metric"] == "val_loss" else FREE
+    runtime.check_settings(ckpt["settings"], settings, free)
     for name, new in identity.items():
         if ckpt["data"][name] != new:
             raise ValueError(f"the stopped run was fed other data ({name} {ckpt['data'][name]}, now {new}); give its"
@@ -317,12 +366,11 @@ def check_resume(ckpt, settings, identity, optim_cfg, max_steps):
 
 
 def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
-    """One run of one seed; the summary of its test scores, {} without test examples, None if it was stopped."""
+    """One run of one seed. Returns what its result.json holds, {} without test examples; the signal that stopped it;
+    None after a dry run."""
     device = runtime.pick_device(cfg.device)
     dtype = runtime.pick_dtype(cfg.dtype, device)
     autocast = runtime.autocast(device, dtype)
-    if not cfg.dry_run:
-        runtime.check_out_dir(cfg, out_dir)
 
     # examples
     tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
@@ -330,7 +378,9 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     print("\n".join(told), flush=True)
     if not sets["val"] and (cfg.metric != "val_loss" or cfg.patience or cfg.eval_every):
         raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
-                         f" validation examples; give --val or --val_share")
+                         f" validation examples; give --val, or a larger --val_share")
+    if sets["test"] or cfg.metric != "val_loss":
+        score.rouge(score_cfg.rouge_tokenizer)              # a missing package is told now and not after the training
     rows = {split: tasks.Rows(examples, tokenizer, task_cfg) for split, examples in sets.items() if examples}
     rows["train"] = tasks.Rows(sets["train"], tokenizer, task_cfg, cfg.seed, training=True)
     describe(rows, cfg)
@@ -358,9 +408,13 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         at = FinetuneProgress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
-        if (at.step >= max_steps or is_over(at, cfg)) and (out_dir / "result.json").exists():
+        if at.step > max_steps:
+            raise ValueError(f"{out_dir} is at step {at.step:,} already, past the {max_steps:,} steps of this command")
+        known = {**how_answered(cfg, task_cfg, steps=at.step), **asdict(score_cfg)}
+        result = read_result(out_dir / "result.json")
+        if (at.step == max_steps or is_over(at, cfg)) and all(result.get(k, k) == v for k, v in known.items()):
             print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
-            return read_result(out_dir / "result.json")
+            return result
     step_model = torch.compile(model, dynamic=True) if cfg.compile else model
 
     # the run's folder and first lines
@@ -374,116 +428,124 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     if cfg.resume:
         print(f"resumed at step {at.step:,}", flush=True)
 
-    def test(title):
-        return answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
-
-    if cfg.overwrite:
+    if not cfg.resume:                          # of a run that was killed before its first checkpoint
         shutil.rmtree(out_dir / "before", ignore_errors=True)
-    if cfg.score_before and test_examples and not at.step:
-        report(test_examples, test("test before"), score_cfg, out_dir / "before", model=cfg.model)
+    if not cfg.resume or at.step == 0:
+        for name in ("predictions.jsonl", "result.json"):
+            (out_dir / name).unlink(missing_ok=True)
 
-    grad_norm, weight_norm, lr, n_real, flops = torch.zeros(()), 0.0, 0.0, 0, 0.0
-    t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
-    with runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file:
-        for step in range(at.step, max_steps + 1):          # the extra pass looks and saves, without an update
-            # the first pass of a resumed run has logged and saved already, but may owe a validation
-            new = step > at.step
-            done = step == max_steps or is_over(at, cfg)
-            stopping = stop.received if not done else None
-            due_eval = "val" in rows and step != at.evaluated and (
-                done or step == 0 or (eval_every and step % eval_every == 0))
-            due_log = new and (done or step % cfg.log_every == 0)
-            due_save = new and (done or (cfg.save_every and step % cfg.save_every == 0))
-            improved = False
-            at.step = step
+    def test(folder, title, **more):
+        answers = answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
+        return report(test_examples, answers, score_cfg, folder, how_answered(cfg, task_cfg, **more))
 
-            # look
-            if due_log or due_eval or due_save or stopping:
-                weight_norm = runtime.weight_norm(model)
-                check_finite(step, at.losses, float(grad_norm), weight_norm)
-                elapsed = time.perf_counter() - t0
-                at.seconds += elapsed
-            if due_log:
-                rate = n_timed / elapsed
-                record = {"step": step, "epoch": step / batches.steps_per_epoch,
-                          "loss": float(torch.stack(at.losses).mean()), "lr": lr, "grad_norm": float(grad_norm),
-                          "weight_norm": weight_norm, "tokens_per_s": n_real / elapsed, "mfu": flops / elapsed / peak,
-                          "seconds": at.seconds}
-                at.losses.clear()
-                metrics.write(**record)
-                print(f"step {step:,}/{max_steps:,} | loss {record['loss']:.4f} | grad {record['grad_norm']:.2f} |"
-                      f" weights {weight_norm:,.1f} | lr {lr:.2e} | {1 / rate:.2f} s/step |"
-                      f" {record['tokens_per_s']:,.0f} tokens/s | MFU {record['mfu']:.0%} |"
-                      f" ETA {runtime.duration((max_steps - step) / rate)}", flush=True)
-            if due_eval and not stopping:
-                result = {"val_loss": validation_loss(model, rows["val"], cfg, device, autocast)}
-                check_finite(step, [torch.tensor(result["val_loss"])], float(grad_norm), weight_norm)
-                if cfg.metric != "val_loss":
-                    answers = answer(model, rows["val"], val_numbers, cfg, score_cfg, device, autocast, "validation")
-                    means = score.mean([scores for _, scores in answers])
-                    result |= {f"val_{m}": means[m] for m in score.METRICS}
-                value = result["val_loss"] if cfg.metric == "val_loss" else -result[f"val_{cfg.metric}"]
-                at.evaluated, improved = step, step > 0 and value < at.best
-                at.best = value if improved else at.best
-                at.stale = at.stale + 1 if step > 0 and not improved else 0
-                metrics.write(step=step, **result, seconds=at.seconds)
-                print(f"step {step:,}/{max_steps:,} | validation " + " | ".join(
-                    f"{name[4:]} {value:.4f}" for name, value in result.items()), flush=True)
-                if is_over(at, cfg) and not done:
-                    done = due_save = True
-                    print(f"no better {cfg.metric} in {at.stale} validations: done")
+    with lock_file:
+        if cfg.score_before and test_examples and not at.step:
+            test(out_dir / "before", "test before", steps=0)
 
-            # keep
-            if due_save or improved or stopping:
-                progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
-                content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                           "progress": progress, "settings": settings, "data": {**identity, "max_steps": max_steps}}
-                if improved or (done and "val" not in rows):
-                    model.save_pretrained(out_dir / "hf", tokenizer)
-                runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
-            if stopping:
-                print(f"stopped at step {step:,}; go on with --resume=True")
-                return stopping
-            if due_log or due_eval or due_save:
-                t0, n_timed, n_real, flops = time.perf_counter(), 0, 0, 0.0
-            if done:
-                break
+        grad_norm, weight_norm, lr, n_real, flops = torch.zeros(()), 0.0, 0.0, 0, 0.0
+        t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
+        with runtime.StopSignal() as stop, contextlib.closing(metrics):
+            for step in range(at.step, max_steps + 1):          # the extra pass looks and saves, without an update
+                # the first pass of a resumed run has logged and saved already, but may owe a validation
+                new = step > at.step
+                done = step == max_steps or is_over(at, cfg)
+                stopping = stop.received if not done else None
+                due_eval = "val" in rows and step != at.evaluated and (
+                    done or step == 0 or (eval_every and step % eval_every == 0))
+                due_log = new and (done or step % cfg.log_every == 0)
+                due_save = new and (done or (cfg.save_every and step % cfg.save_every == 0))
+                improved = False
+                at.step = step
 
-            # learn
-            lr = lr_at(step, optim_cfg, max_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            parts = batches.micro_batches(step, cfg.micro_batch_size)
-            n_target = sum(int((target != tasks.IGNORE).sum()) for _, target, _ in parts)
-            loss = 0.0
-            for micro, arrays in enumerate(parts):
-                source, target, mask = (torch.from_numpy(a).to(device) for a in arrays)
-                if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
-                    torch.manual_seed(int(data.key_of(cfg.seed, 7, step, micro)[0]) >> 1)
-                with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
-                                                   "a smaller --micro_batch_size"):
-                    part = step_model(source, target, mask, reduction="sum") / n_target
-                    part.backward()
-                loss = loss + part.detach()         # stays on the device: nothing waits
-                n_real += int(arrays[2].sum()) + int((arrays[1] != tasks.IGNORE).sum())
-                flops += model.flops(len(source), source.shape[1], target.shape[1])
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            at.losses.append(loss)
-            n_timed += 1
+                # look
+                if due_log or due_eval or due_save or stopping:
+                    weight_norm = runtime.weight_norm(model)
+                    check_finite(step, at.losses, float(grad_norm), weight_norm)
+                    elapsed = time.perf_counter() - t0
+                    at.seconds += elapsed
+                if due_log:
+                    rate = n_timed / elapsed
+                    record = {"step": step, "epoch": step / batches.steps_per_epoch,
+                              "loss": float(torch.stack(at.losses).mean()), "lr": lr, "grad_norm": float(grad_norm),
+                              "weight_norm": weight_norm, "tokens_per_s": n_real / elapsed,
+                              "mfu": flops / elapsed / peak, "seconds": at.seconds}
+                    at.losses.clear()
+                    metrics.write(**record)
+                    print(f"step {step:,}/{max_steps:,} | loss {record['loss']:.4f} | grad {record['grad_norm']:.2f} |"
+                          f" weights {weight_norm:,.1f} | lr {lr:.2e} | {1 / rate:.2f} s/step |"
+                          f" {record['tokens_per_s']:,.0f} tokens/s | MFU {record['mfu']:.0%} |"
+                          f" ETA {runtime.duration((max_steps - step) / rate)}", flush=True)
+                if due_eval and not stopping:
+                    result = {"val_loss": validation_loss(model, rows["val"], cfg, device, autocast)}
+                    check_finite(step, [torch.tensor(result["val_loss"])], float(grad_norm), weight_norm)
+                    if cfg.metric != "val_loss":
+                        answers = answer(model, rows["val"], val_numbers, cfg, score_cfg, device, autocast, "val")
+                        means = score.mean([scores for _, scores in answers])
+                        result |= {f"val_{m}": means[m] for m in score.METRICS}
+                    value = result["val_loss"] if cfg.metric == "val_loss" else -result[f"val_{cfg.metric}"]
+                    at.evaluated, improved = step, step > 0 and value < at.best
+                    at.best = value if improved else at.best
+                    at.stale = at.stale + 1 if step > 0 and not improved else 0
+                    metrics.write(step=step, **result, seconds=at.seconds)
+                    print(f"step {step:,}/{max_steps:,} | validation " + " | ".join(
+                        f"{name[4:]} {value:.4f}" for name, value in result.items()), flush=True)
+                    if is_over(at, cfg) and not done:
+                        done = due_save = True
+                        print(f"no better {cfg.metric} in {at.stale} validations: done")
 
-    best = ""
-    if "val" in rows:
-        weights = runtime.load_checkpoint(out_dir / "best.pt", CKPT_KEYS)
-        model.load_state_dict(weights["model"])
-        best = f"; best {cfg.metric} {abs(at.best):.4f} at step {weights['step']:,}"
-    print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
-    if not test_examples:
-        return {}
-    before = out_dir / "before" / "result.json"
-    known = {"before": read_result(before)["all"]} if before.exists() else {}
-    return report(test_examples, test("test"), score_cfg, out_dir, model=cfg.model, steps=at.step, **known)
+                # keep
+                if due_save or improved or stopping:
+                    progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
+                    content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                               "progress": progress, "settings": settings, "data": {**identity, "max_steps": max_steps}}
+                    if improved or (done and "val" not in rows):
+                        model.save_pretrained(out_dir / "hf", tokenizer)
+                    runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
+                if stopping:
+                    print(f"stopped at step {step:,}; go on with --resume=True")
+                    return stopping
+                if due_log or due_eval or due_save:
+                    t0, n_timed, n_real, flops = time.perf_counter(), 0, 0, 0.0
+                if done:
+                    break
+
+                # learn
+                lr = lr_at(step, optim_cfg, max_steps)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                parts = batches.micro_batches(step, cfg.micro_batch_size)
+                n_target = sum(int((target != tasks.IGNORE).sum()) for _, target, _ in parts)
+                loss = 0.0
+                for micro, arrays in enumerate(parts):
+                    source, target, mask = (torch.from_numpy(a).to(device) for a in arrays)
+                    if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
+                        torch.manual_seed(int(data.key_of(cfg.seed, 7, step, micro)[0]) >> 1)
+                    with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
+                                                       "a smaller --micro_batch_size"):
+                        part = step_model(source, target, mask, reduction="sum") / n_target
+                        part.backward()
+                    loss = loss + part.detach()         # stays on the device: nothing waits
+                    n_real += int(arrays[2].sum()) + int((arrays[1] != tasks.IGNORE).sum())
+                    flops += model.flops(len(source), source.shape[1], target.shape[1])
+                grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                at.losses.append(loss)
+                n_timed += 1
+
+        if stop.received:
+            print("stopped before the test; go on with --resume=True")
+            return stop.received
+        best = ""
+        if "val" in rows:
+            weights = runtime.load_checkpoint(out_dir / "best.pt", CKPT_KEYS)
+            model.load_state_dict(weights["model"])
+            best = f"; best {cfg.metric} {abs(at.best):.4f} at step {weights['step']:,}"
+        print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
+        if not test_examples:
+            return {}
+        before = read_result(out_dir / "before" / "result.json").get("all")
+        return test(out_dir, "test", steps=at.step, **({"before": before} if before else {}))
 
 
 def main(argv=None):
@@ -493,16 +555,19 @@ def main(argv=None):
     if cfg.predictions:
         return score_file(cfg, task_cfg, score_cfg)
     if cfg.eval_only:
-        return score_model(cfg, task_cfg, score_cfg, t5_cfg)
+        return score_model(cfg, task_cfg, score_cfg, t5_cfg, argv)
     files = config_files(argv)
     out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'finetune'}")
-    start = Path(cfg.model).resolve()
+    start = Path(cfg.model).expanduser().resolve()
     if out_dir.resolve() in (start, *start.parents):
         raise ValueError(f"{out_dir} holds the model to start from; name another --out_dir")
+    runs = {seed: out_dir / f"seed-{seed}" if cfg.n_seed > 1 else out_dir
+            for seed in range(cfg.seed, cfg.seed + cfg.n_seed)}
+    if not cfg.dry_run:
+        check_runs(cfg, out_dir, runs.values())
     results = []
-    for seed in range(cfg.seed, cfg.seed + cfg.n_seed):
-        folder = out_dir / f"seed-{seed}" if cfg.n_seed > 1 else out_dir
-        resume = cfg.resume and (cfg.n_seed == 1 or (folder / "ckpt.pt").exists())
+    for seed, folder in runs.items():
+        resume = cfg.resume and (folder / "ckpt.pt").exists()
         result = train(replace(cfg, seed=seed, resume=resume), task_cfg, score_cfg, optim_cfg, t5_cfg, folder, argv)
         if cfg.dry_run:
             return 0
@@ -511,11 +576,24 @@ def main(argv=None):
         results += [result] if result else []
     if len(results) > 1:
         spread = score.spread(results)
-        runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": len(results), **spread})
+        runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": list(runs), **spread})
         for name, s in spread.items():
             values = ", ".join(f"{v:.2f}" for v in s["values"])
             print(f"{name:<12} {s['mean']:.2f} +- {s['std']:.2f} over {len(results)} seeds ({values})")
     return 0
+
+
+def check_runs(cfg, out_dir, folders):
+    """Refuse to write over runs, or to resume none, before the first of several seeds is trained; one seed's run and
+    several seeds' do not share a folder."""
+    others = [path.parent for path in out_dir.glob("seed-*/ckpt.pt") if path.parent not in folders]
+    others += [out_dir] if (out_dir / "ckpt.pt").exists() and out_dir not in folders else []
+    if others:
+        raise ValueError(f"{others[0]} holds another run; name another --out_dir")
+    if cfg.resume and any((folder / "ckpt.pt").exists() for folder in folders):
+        return
+    for folder in folders:
+        runtime.check_out_dir(cfg, folder)
 
 
 if __name__ == "__main__":

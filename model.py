@@ -30,7 +30,7 @@ LOWEST = torch.finfo(torch.bfloat16).min    # what hides a key; finite in float3
 @dataclass
 class T5Config:
     """Sizes of the model; the defaults are T5 v1.1 small."""
-    vocab_size: int | None = None       # ids, sentinels and rounding included; None: taken from the data folder
+    vocab_size: int | None = None       # ids, sentinels and rounding included; None: as the vocabulary has
     d_model: int = 512                  # width of the residual stream
     d_kv: int = 64                      # width of one head; n_head * d_kv need not equal d_model
     d_ff: int = 1024                    # width inside the feed-forward layer

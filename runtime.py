@@ -31,10 +31,11 @@ def run(main):
     """Call main() and turn the user's slips into one line and exit code 2.
 
     A ValueError that our own `raise` made and any OSError are messages to the user. Everything else, int("x") too, is a
-    fault of the code and keeps its traceback. Ctrl-C: exit code 130.
+    fault of the code and keeps its traceback. Ctrl-C: exit code 130, SIGTERM: 143.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")    # a console without a letter shows "?" and the run goes on
+    signal.signal(signal.SIGTERM, ended)        # so that worker processes are ended too; loops have a StopSignal
     try:
         sys.exit(main())
     except KeyboardInterrupt:
@@ -51,6 +52,11 @@ def run(main):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def ended(number, frame):
+    print("stopped by SIGTERM", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def raised_here(error):
@@ -107,7 +113,8 @@ class RunConfig:
             raise ValueError("resume=True and overwrite=True exclude each other")
 
 
-# RunConfig's settings that a resumed run may change: nothing that its losses depend on beyond rounding
+# RunConfig's settings that a resumed run may change: nothing that its losses depend on beyond rounding, and beyond the
+# noise of dropout, which is drawn for each micro-batch
 FREE = {"out_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
         "save_every", "log_every", "keep", "resume", "overwrite", "tensorboard", "wandb"}
 
@@ -124,6 +131,8 @@ class Progress:
 
 def check_out_dir(cfg, out_dir):
     """Refuse to write over a run, or to resume none: before weights are read or fetched."""
+    if out_dir.exists() and not out_dir.is_dir():
+        raise ValueError(f"out_dir={out_dir} is a file, not a folder")
     has_run = (out_dir / "ckpt.pt").exists()
     if has_run and not cfg.resume and not cfg.overwrite:
         raise ValueError(f"{out_dir} holds a run already; go on with --resume=True, replace it with"
@@ -364,7 +373,7 @@ def load_checkpoint(path, needs=()):
         raise ValueError(f"{path} is damaged: the checksum of {damaged} does not hold")
     lacking = [name for name in needs if not isinstance(content, dict) or name not in content]
     if lacking:
-        raise ValueError(f"{path} is not a checkpoint of train.py: it lacks {', '.join(lacking)}")
+        raise ValueError(f"{path} is not a checkpoint of this project: it lacks {', '.join(lacking)}")
     return content
 
 
@@ -437,7 +446,7 @@ def parsed(line):
     """A JSON line as a dict; a line that was cut off by a crash as an empty one."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 

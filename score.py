@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 METRICS = ("rougeL", "rougeL_one", "exact_match")
 PER_PROCESS = 500                   # examples; fewer are not worth the start of a process
+MOST_PROCESSES = 8                  # each takes some 250 MB, and eight score faster than any model generates
 
 
 @dataclass
@@ -78,7 +79,8 @@ class Scorer:
 
     def __init__(self, n_example, cfg, n_proc=None):
         self.cfg, self.waiting = cfg, []
-        n_proc = min(n_proc or os.cpu_count(), n_example // PER_PROCESS)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        n_proc = min(n_proc or cores, n_example // PER_PROCESS, MOST_PROCESSES)
         self.pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), signal.signal,
                                         (signal.SIGINT, signal.SIG_IGN)) if n_proc > 1 else None
         rouge(cfg.rouge_tokenizer)                              # a missing package is told before anything is generated
@@ -134,7 +136,7 @@ def spread(results):
 
 
 def table(result, cfg):
-    """A summary as lines: categories, tasks, all."""
+    """A summary as lines: tasks, categories, all."""
     names = [*result["tasks"], *result["categories"], "all examples"]
     width = max(map(len, names))
     exact = "exact match, no case or punctuation" if cfg.normalize else "exact match"

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import string
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,7 @@ CUTS = ("examples", "definition", "instance", "source", "target")    # what a li
 @dataclass
 class TaskConfig:
     """What is learnt and scored: files of pairs, or a clone of natural-instructions."""
-    data: str | None = None         # training pairs (.jsonl, .json, .csv, .tsv, also .gz), a folder with train,
-    #                                 validation and test files, a clone of natural-instructions, or dates (made here)
+    data: str | None = None         # file or folder of pairs, a clone of natural-instructions, or dates (made here)
     val: str | None = None          # file of validation pairs
     test: str | None = None         # file of test pairs
     val_share: float = 0.0          # share of the training examples held out, by their input, if there are no others
@@ -50,8 +50,7 @@ class TaskConfig:
     num_neg_examples: int = 0       # most negative ones
     add_explanation: bool = False   # of each example
     tk_instruct: bool = False       # training prompts: each of Tk-Instruct's five formats as likely as the others
-    prompt_style: str = "keep_instance"     # a prompt too long gives up its definition's end before the instance;
-    #                                         nanot5: it is cut on the right
+    prompt_style: str = "keep_instance"     # a prompt too long loses its definition's end; nanot5: its right end
 
     def __post_init__(self):
         for name, least in (("max_source_length", 8), ("max_target_length", 2), ("max_num_instances_per_task", 1),
@@ -84,6 +83,10 @@ class Example:
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
+# settings of the one kind of data that mean nothing to the other, and so are refused there
+FOR_PAIRS = ("val", "test", "input_key", "target_key", "header", "prefix", "skip_bad")
+FOR_INSTRUCTIONS = ("split", "allow_missing", "add_task_name", "num_neg_examples", "add_explanation", "tk_instruct")
+
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv")
 SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev", "devset"), "test": ("test",)}
 
@@ -92,28 +95,39 @@ class BadRow(ValueError):
     pass
 
 
+def file_kind(path):
+    """The ending that tells how a file is read, with or without .gz behind it."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def read_text(path):
+    """The text of a file in UTF-8, unpacked if it is a .gz."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return file.read().decode("utf-8-sig")
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+
+
 def read_pairs(path, cfg):
     """The examples of a file, and a line for each row that cannot be used; such rows stop the reading unless skip_bad.
 
     raises  ValueError or FileNotFoundError that names file, row and fault
     """
     path = Path(path).expanduser()
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    kind = file_kind(path)
     if kind not in ENDINGS:
         raise ValueError(f"{path}: pairs are read from {', '.join(ENDINGS)}, each also with .gz")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing")
-    try:
-        text = (gzip.open(path) if path.suffix == ".gz" else open(path, "rb")).read().decode("utf-8-sig")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    examples, bad = [], []
+    text, examples, bad = read_text(path), [], []
     for number, row in (json_rows(path, text) if kind.startswith(".json") else table_rows(path, text, kind, cfg)):
         try:
             if isinstance(row, BadRow):
                 raise row
             given, references = row_texts(row, cfg)
-            examples.append(Example(str(row.get("id", f"{path.name}:{number}")), given, references))
+            name = f"{path.name}:{number}" if row.get("id") is None else str(row["id"])
+            examples.append(Example(name, given, references))
         except BadRow as error:
             bad.append(f"{path}:{number}: {error}")
     if bad and not cfg.skip_bad:
@@ -129,33 +143,42 @@ def json_rows(path, text):
     if text.lstrip().startswith("["):
         try:
             yield from enumerate(json.loads(text), 1)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} begins as a list but is not JSON ({error})") from None
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield number, BadRow(f"not JSON, one object a line ({error})")
 
 
+LONG_ROW = 100                      # lines of a .csv's row from which on an unclosed quote is suspected
+
+
 def table_rows(path, text, kind, cfg):
-    """(line, dict or BadRow) of a .csv, or of a .tsv, which knows no quotes."""
+    """(first line, dict or BadRow) of each row of a .csv, or of a .tsv, which knows no quotes."""
     csv.field_size_limit(1 << 30)
     quotes = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {"strict": True}
     rows = csv.reader(io.StringIO(text, newline=""), **quotes)
     names, keys = None, (cfg.input_key, cfg.target_key)
     while True:
+        start = rows.line_num + 1
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield rows.line_num, BadRow(f"not a row of a {kind} file ({error})")
+            if "unexpected end" in str(error):
+                raise ValueError(f"{path}:{start}: a quote that opens in this row is never closed, to the end of the"
+                                 f" file") from None
+            yield start, BadRow(f"not a row of a {kind} file ({error})")
             continue
         if not row:
             continue
+        if rows.line_num - start >= LONG_ROW:
+            print(f"warning: {path}:{start}: a row of {rows.line_num - start + 1:,} lines; is a quote not closed?")
         if names is None:
             names = row if cfg.header else [str(n) for n in range(1, len(row) + 1)]
             lacking = [key for key in keys if key not in names]
@@ -163,12 +186,14 @@ def table_rows(path, text, kind, cfg):
                 hint = "" if not cfg.header else ("; name them with --input_key and --target_key, or without a row of"
                                                   " names --header=False and the columns' numbers")
                 raise ValueError(f"{path} has the columns {', '.join(names)}, not {' and '.join(lacking)}{hint}")
+            if any(names.count(key) > 1 for key in keys):
+                raise ValueError(f"{path} has two columns of one name among {', '.join(names)}")
             if cfg.header:
                 continue
         if len(row) != len(names):
-            yield rows.line_num, BadRow(f"{len(row)} columns instead of {len(names)}")
+            yield start, BadRow(f"{len(row)} columns instead of {len(names)}")
         else:
-            yield rows.line_num, dict(zip(names, row, strict=True))
+            yield start, dict(zip(names, row, strict=True))
 
 
 def row_texts(row, cfg):
@@ -200,9 +225,8 @@ def split_files(folder):
     found = {}
     for path in sorted(folder.iterdir()):
         stem = path.name.lower().partition(".")[0]
-        kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
         for split, names in SPLITS.items():
-            if stem in names and kind in ENDINGS:
+            if stem in names and file_kind(path) in ENDINGS:
                 if split in found:
                     raise ValueError(f"{folder} has two files for {split}: {found[split].name} and {path.name}")
                 found[split] = path
@@ -213,12 +237,17 @@ def split_files(folder):
 
 
 def merged(examples):
-    """Pairs of the same input as one example with all their references, each once."""
+    """Pairs of the same input as one example with all their references, each once; tasks keep their instances."""
     by_input = {}
     for e in examples:
-        known = by_input.setdefault(e.input, Example(e.id, e.input, [], e.task))
-        known.references += [text for text in e.references if text not in known.references]
-    return list(by_input.values())
+        by_input.setdefault((e.input, e.id if e.task else None), []).append(e)
+    return [Example(same[0].id, same[0].input, list(dict.fromkeys(text for e in same for text in e.references)),
+                    same[0].task) for same in by_input.values()]
+
+
+def folded(text):
+    """A text as it is compared: words in lower case, parted by single blanks."""
+    return " ".join(text.lower().split())
 
 
 # --- Super-Natural-Instructions --------------------------------------------------------------------------------------
@@ -244,7 +273,7 @@ def read_task(path):
             instances.append(Example(name, instance["input"], outputs, task))
         if not instances:
             raise ValueError("it has no instances")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a task of natural-instructions: {what}") from None
     return task, instances
@@ -321,9 +350,12 @@ def read_sets(cfg, seed, eval_only):
     sets, told = {"train": [], "val": [], "test": []}, []
     folder = Path(cfg.data).expanduser() if cfg.data else None
     is_clone = folder is not None and (folder / "tasks").is_dir() and (folder / "splits").is_dir()
-    if is_clone or cfg.data == "dates":
-        if cfg.val or cfg.test:
-            raise ValueError(f"{cfg.data} has test examples of its own; val and test are for files of pairs")
+    is_own = is_clone or cfg.data == "dates"
+    for name in FOR_PAIRS if is_own else FOR_INSTRUCTIONS:
+        if getattr(cfg, name) != getattr(TaskConfig, name):
+            what = "files of pairs" if is_own else "a clone of natural-instructions"
+            raise ValueError(f"{name}={getattr(cfg, name)} is for {what}, which {cfg.data or cfg.test} is not")
+    if is_own:
         return sets | (read_instructions(folder, cfg, seed) if is_clone else dates()), told
     files = {"val": cfg.val, "test": cfg.test}
     if folder and folder.is_dir():
@@ -331,7 +363,10 @@ def read_sets(cfg, seed, eval_only):
     elif folder:
         files["test" if eval_only and not cfg.test else "train"] = folder
     if eval_only:
-        files = {"test": files.get("test") or files.get("val") or files.get("train")}
+        files = {"test": files.get("test") or files.get("val")}
+        if not files["test"]:
+            raise ValueError(f"{cfg.data} has neither a test nor a validation file; name one with --test")
+        told.append(f"scored: {files['test']}")
     for split, path in files.items():
         if path:
             sets[split], bad = read_pairs(path, cfg)
@@ -347,18 +382,21 @@ def load_examples(cfg, seed, eval_only=False):
     if cfg.val_share and not sets["val"]:                       # by the input, so that its copies stay on one side
         parts = {"train": [], "val": []}
         for e in sets["train"]:
-            parts["val" if text_hash(e.input) < cfg.val_share * 2 ** 64 else "train"].append(e)
+            parts["val" if text_hash(folded(e.input)) < cfg.val_share * 2 ** 64 else "train"].append(e)
         sets |= parts
-    sets |= {split: merged_pairs(sets[split]) for split in ("val", "test")}
+    sets |= {split: merged(sets[split]) for split in ("val", "test")}
     if not eval_only and not sets["train"]:
         raise ValueError(f"{cfg.data} leaves no training examples")
     for split, examples in sets.items():
         if not examples:
             continue
-        ids = Counter()
+        known = set()
         for e in examples:                                      # predictions are known by their ids
-            ids[e.id] += 1
-            e.id += f" ({ids[e.id]})" if ids[e.id] > 1 else ""
+            own, n = e.id, 1
+            while e.id in known:
+                n += 1
+                e.id = f"{own} ({n})"
+            known.add(e.id)
         n_task = len({e.task.name for e in examples if e.task})
         several = sum(len(e.references) > 1 for e in examples)
         told.append(f"{split + ':':<7}{len(examples):,} examples{f' of {n_task:,} tasks' if n_task else ''}"
@@ -366,28 +404,20 @@ def load_examples(cfg, seed, eval_only=False):
     return sets, told + leakage(sets)
 
 
-def merged_pairs(examples):
-    return examples if examples and examples[0].task else merged(examples)
-
-
 def leakage(sets):
-    """A line for each held-out split on how many of its inputs are training inputs as well, compared as words in lower
-    case."""
-    def folded(e):
-        return " ".join(e.input.lower().split())
-
-    told, known = [], {}
-    for e in sets["train"]:
-        known.setdefault(folded(e), e)
-    for split in ("val", "test"):
-        twins = [(e, known[folded(e)]) for e in sets[split] if folded(e) in known]
-        if known and sets[split] and not twins:
-            told.append(f"{split + ':':<7}none of its inputs is a training input")
-        elif twins:
-            n = len(sets[split])
+    """Lines on how many inputs of a held-out split are in another split as well, compared as `folded`."""
+    told = []
+    for ours, theirs, name in (("val", "train", "training"), ("test", "train", "training"),
+                               ("test", "val", "validation")):
+        known = {folded(e.input): e for e in reversed(sets[theirs])}
+        twins = [(e, known[folded(e.input)]) for e in sets[ours] if folded(e.input) in known]
+        n = len(sets[ours])
+        if twins:
             pairs = Counter((e.task.name, twin.task.name) for e, twin in twins if e.task).most_common(3)
-            told.append(f"warning: {len(twins):,} of the {n:,} {split} inputs ({len(twins) / n:.1%}) are training"
-                        f" inputs too{''.join(f'; {k} of {theirs} are in {ours}' for (theirs, ours), k in pairs)}")
+            told.append(f"warning: {len(twins):,} of the {n:,} {ours} inputs ({len(twins) / n:.1%}) are {name}"
+                        f" inputs too{''.join(f'; {k} of {a} are in {b}' for (a, b), k in pairs)}")
+        elif n and sets[theirs]:
+            told.append(f"{ours + ':':<7}none of its inputs is a {name} input")
     return told
 
 
@@ -482,7 +512,7 @@ def progress(rows, title):
 
 def one_of(example, seed=FIXED, epoch=0):
     """The place of a reference at random: of the one that is learnt, or that scores with one reference take."""
-    return int(key_of(seed, 3, epoch, text_hash(example.id))[0] % len(example.references))
+    return int(key_of(seed, 3, epoch, text_hash(example.input))[0] % len(example.references))
 
 
 class Rows:
@@ -516,27 +546,32 @@ class Rows:
     def epoch(self, number=0):
         number = number if self.drawn else 0
         if number != self.number:
-            cfg, self.cuts, rows = self.cfg, Counter(), []
-            for i in progress(range(len(self.examples)), "tokenizing"):
-                text, cut = self.source_text(i, number)
-                source = self.tokenizer.encode(text)
-                if len(source) >= cfg.max_source_length:
-                    cut = cut or "source"
-                    if cfg.prompt_style == "nanot5":            # goes by way of text there, where unknown pieces vanish
-                        source = self.tokenizer.encode(self.tokenizer.decode(
-                            [i for i in source[:cfg.max_source_length] if i != UNK]))
-                    source = source[:cfg.max_source_length - 1]
-                references = self.examples[i].references
-                target = self.tokenizer.encode(references[one_of(self.examples[i], self.seed, number)])
-                if len(target) >= cfg.max_target_length:
-                    self.cuts["target"] += 1
-                    target = target[:cfg.max_target_length - cfg.eos_on_cut_target] + [EOS] * cfg.eos_on_cut_target
-                else:
-                    target.append(EOS)
-                self.cuts[cut] += 1
-                rows.append((np.array([*source, EOS], np.int32), np.array(target, np.int32)))
-            self.number, self.rows = number, ([s for s, _ in rows], [t for _, t in rows])
+            if self.number is None or (self.training and self.cfg.tk_instruct):
+                self.sources = [self.source(i, number) for i in progress(range(len(self)), "tokenizing")]
+            self.targets = [self.target(i, number) for i in range(len(self))]
+            self.cuts = Counter(cut for _, cut in self.sources + self.targets)
+            self.number, self.rows = number, tuple([ids for ids, _ in side] for side in (self.sources, self.targets))
         return self.rows
+
+    def source(self, i, epoch):
+        """(ids, what the limit took away) of example i."""
+        cfg, (text, cut) = self.cfg, self.source_text(i, epoch)
+        ids = self.tokenizer.encode(text)
+        if len(ids) >= cfg.max_source_length:
+            cut = cut or "source"
+            if cfg.prompt_style == "nanot5":                    # goes by way of text there, where unknown pieces vanish
+                ids = self.tokenizer.encode(self.tokenizer.decode([k for k in ids[:cfg.max_source_length] if k != UNK]))
+            ids = ids[:cfg.max_source_length - 1]
+        return np.array([*ids, EOS], np.int32), cut
+
+    def target(self, i, epoch):
+        """(ids, what the limit took away) of example i."""
+        cfg, e = self.cfg, self.examples[i]
+        ids = self.tokenizer.encode(e.references[one_of(e, self.seed, epoch)])
+        if len(ids) < cfg.max_target_length:
+            return np.array([*ids, EOS], np.int32), ""
+        kept = ids[:cfg.max_target_length - cfg.eos_on_cut_target]
+        return np.array(kept + [EOS] * cfg.eos_on_cut_target, np.int32), "target"
 
     def lengths(self, number=0):
         """(n, 2) ids of source and target."""
@@ -566,6 +601,8 @@ def length_report(title, rows):
 def epoch_order(lengths, batch_size, pool, seed, epoch):
     """The examples of each batch of an epoch, a list of int arrays; a pure function of its arguments.
 
+    lengths  (n, 2) ids of each example's source and target
+
     The examples are shuffled, those of `pool` batches are sorted by the ids of source and target together and cut into
     batches, and the batches are shuffled: every example once, the last batch of the last pool smaller. pool=1: the
     shuffle alone decides.
@@ -583,7 +620,10 @@ def epoch_order(lengths, batch_size, pool, seed, epoch):
 
 
 def padding(lengths, batches, micro_batch_size):
-    """Ids in the padded batches of an epoch over ids in its examples; 1.0 is no padding."""
+    """Ids in the padded batches of an epoch over ids in its examples; 1.0 is no padding.
+
+    lengths  (n, 2) ids of each example's source and target; batches  int arrays of examples
+    """
     padded = 0
     for batch in batches:
         part = lengths[batch][np.argsort(lengths[batch].sum(1), kind="stable")]

@@ -75,6 +75,21 @@ def test_slips_are_named_in_one_line(argv, parts):
     assert "\n" not in text and all(part in text for part in parts), text
 
 
+def test_a_home_folder_is_found_in_paths(tmp_path, monkeypatch):
+    """bash leaves the ~ of --name=~/x as it is."""
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "c.py").write_text("name = '~/y'")
+    for argv, wanted in ((["--name=~/x"], "/home/me/x"), ([str(tmp_path / "c.py")], "/home/me/y"),
+                         (["--name=~x"], "~x"), (["--name=a ~/x"], "a ~/x")):
+        assert configure(Named, argv=argv)[0].name == wanted
+
+
+@dataclass
+class Named:
+    """A name."""
+    name: str = ""
+
+
 def test_later_wins(tmp_path):
     (tmp_path / "a.py").write_text("import math\n_half = 2\nmax_steps = 8 // _half\nbatch_size = 1e1\n")
     (tmp_path / "b.py").write_text("max_steps = 7\n")

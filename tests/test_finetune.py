@@ -1,7 +1,9 @@
 """The fine-tuning loop: stops, resumption, accumulation, the best checkpoint, seeds, scores, answers to slips."""
+import gzip
 import json
 import math
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ def pairs(tmp_path_factory):
     """Two words to the second one, up to three times: train.jsonl, val.jsonl, test.jsonl."""
     folder = tmp_path_factory.mktemp("pairs")
     both = [(a, b) for a in WORDS for b in WORDS]
-    for name, part in (("train", both[10:]), ("val", both[:5]), ("test", both[5:10])):
+    for name, part in (("train", both[11:]), ("val", both[:6]), ("test", both[6:11])):
         (folder / f"{name}.jsonl").write_text("".join(
             json.dumps({"id": f"{a}-{b}", "input": f"the {a} of the {b} " + a * (len(b) % 3),
                         "target": " ".join([b] * (1 + len(a) % 3))}) + "\n"
@@ -69,7 +71,8 @@ def test_resuming_equals_not_stopping(start, pairs, tmp_path, at):
     run(start, pairs, tmp_path / "whole", *more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetune, "lr_at", lambda step, *a, real=finetune.lr_at: stop_at(at, step) or real(step, *a))
-        assert run(start, pairs, tmp_path / "cut", *more) == (0 if at >= 18 else 128 + signal.SIGTERM)
+        assert run(start, pairs, tmp_path / "cut", *more) == (0 if at > 18 else 128 + signal.SIGTERM)
+    assert (tmp_path / "cut" / "result.json").exists() == (at > 18)         # stopped: not scored either
     assert checkpoint(tmp_path / "cut")["step"] == min(at, 18)
     assert run(start, pairs, f"{tmp_path}/cut/", *more, "--resume=True") == 0
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
@@ -285,7 +288,7 @@ def test_seeds_give_mean_and_spread_and_each_resumes(start, pairs, tmp_path, cap
     assert "+-" in capsys.readouterr().out
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
     values = [json.loads((tmp_path / "whole" / f"seed-{s}" / "result.json").read_text())["all"] for s in (4, 5, 6)]
-    assert result["rougeL"]["values"] == [v["rougeL"] for v in values] and result["seeds"] == 3
+    assert result["rougeL"]["values"] == [v["rougeL"] for v in values] and result["seeds"] == [4, 5, 6]
     losses = [metrics(tmp_path / "whole" / f"seed-{s}", "loss") for s in (4, 5, 6)]
     assert losses[0] != losses[1] != losses[2]
     calls, real = iter(range(100)), finetune.lr_at
@@ -321,7 +324,7 @@ def test_instructions_are_learnt_and_scored_by_task_and_category(start, tmp_path
     assert result["all"]["n"] == sum(t["n"] for t in result["tasks"].values()) == 6
     assert set(result["tasks"]) == {"task3_c", "task4_d"} and result["categories"]["title_generation"]["n"] == 6
     record = predictions(tmp_path / "run")[0]
-    assert set(record) == {"id", "task", "input", "references", "prediction", *score.METRICS}
+    assert set(record) == {"id", "task", "category", "input", "references", "prediction", *score.METRICS}
     assert record["references"] in ([f"{i}", f"number {i}"] for i in range(9))
 
 
@@ -332,9 +335,10 @@ def test_a_changed_run_is_not_resumed(start, pairs, tmp_path):
                          (["--prefix=x"], "prefix"), (["--metric=rougeL"], "metric")):
         with pytest.raises(ValueError, match=part):
             run(start, pairs, tmp_path / "run", "--max_steps=4", "--resume=True", *change)
-    with pytest.raises(ValueError, match="was fed other data"):
-        run(start, pairs, tmp_path / "run", "--max_steps=4", "--resume=True", f"--data={pairs / 'test.jsonl'}",
-            f"--val={pairs / 'val.jsonl'}")
+    for other in ({"data": "test.jsonl", "val": "val.jsonl"}, {"data": "train.jsonl", "val": "test.jsonl"}):
+        with pytest.raises(ValueError, match="was fed other data"):
+            run(start, pairs, tmp_path / "run", "--max_steps=4", "--resume=True", *(
+                f"--{name}={pairs / file}" for name, file in other.items()))
     run(start, pairs, tmp_path / "run", "--max_steps=4", "--resume=True")       # a constant rate may go on
     assert checkpoint(tmp_path / "run")["step"] == 4
     run(start, pairs, tmp_path / "linear", "--max_steps=4", "--schedule=linear")
@@ -378,7 +382,8 @@ def test_a_file_of_predictions_is_scored_without_a_model(pairs, tmp_path, capsys
 
 @pytest.mark.parametrize("content, part", [
     ('{"id": "x"}', "p.jsonl:1: not an object with id and prediction"), ("[1]", "p.jsonl:1"),
-    ('{"id": "list-file", "prediction": "x"}', "4 examples have no prediction"),
+    ('{"id": "list-file", "prediction": "x"}', "4 examples have no prediction"), ("x", "p.jsonl:1: not an object"),
+    ('{"id": "a", "prediction": "x"}', "rows of one input are one example"), ("", "5 examples have no prediction"),
     ('{"id": "a", "prediction": "x"}\n{"id": "a", "prediction": "y"}', "p.jsonl:2: a second prediction for a"),
     ('{"id": "a", "prediction": "x"}', "1 predictions have no example (a first)"),
 ])
@@ -401,11 +406,149 @@ def test_sentinels_are_banned_unless_wanted(start, pairs, tmp_path):
     assert banned[0] - banned[1] == {first - k for k in range(100)}
 
 
+def test_predictions_of_every_kind_and_of_a_part(pairs, tmp_path, capsys):
+    """With a mark at the file's start, blank lines, packed, of --n_test examples; another ending is refused."""
+    rows = [json.loads(line) for line in (pairs / "test.jsonl").read_text().splitlines()]
+    records = [json.dumps({"id": r["id"], "prediction": r["target"]}) for r in rows]
+    texts = {"a.txt": "\ufeff" + "\n".join(r["target"] for r in rows), "a.jsonl": "\ufeff" + "\n\n".join(records),
+             "a.json": "[" + ",".join(records) + "]", "a.jsonl.gz": "\n".join(records)}
+    for name, text in texts.items():
+        with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wt", encoding="utf-8") as file:
+            file.write(text)
+        finetune.main([f"--predictions={tmp_path / name}", f"--test={pairs / 'test.jsonl'}"])
+        assert capsys.readouterr().out.splitlines()[-2].split()[-4:] == ["5", "100.00", "100.00", "100.00"]
+    chosen = finetune.subset(5, 2)
+    (tmp_path / "part.jsonl").write_text("\n".join(records[i] for i in chosen))
+    finetune.main([f"--predictions={tmp_path / 'part.jsonl'}", f"--test={pairs / 'test.jsonl'}", "--n_test=2"])
+    assert capsys.readouterr().out.splitlines()[-2].split()[-4:] == ["2", "100.00", "100.00", "100.00"]
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(ValueError, match=r"predictions are read from .txt, .jsonl and .json"):
+        finetune.main([f"--predictions={tmp_path / 'a.csv'}", f"--test={pairs / 'test.jsonl'}"])
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe4"}')
+    with pytest.raises(ValueError, match=r"latin.jsonl cannot be read"):
+        finetune.main([f"--predictions={tmp_path / 'latin.jsonl'}"])
+
+
+def test_scores_alone_keep_the_tasks_and_do_not_write_over_others(start, tmp_path, capsys):
+    clone = write_instructions(tmp_path / "clone", {"task1_a": 3}, {"task3_c": 5, "task4_d": 4})
+    argv = [f"--model={start}", f"--data={clone}", "--eval_only=True", f"--out_dir={tmp_path / 'eval'}", *FAST]
+    finetune.main(argv)
+    table = capsys.readouterr().out
+    settings = json.loads((tmp_path / "eval" / "config.json").read_text())["settings"]
+    assert settings["data"] == str(clone) and settings["max_source_length"] == 64
+    finetune.main([f"--predictions={tmp_path / 'eval' / 'predictions.jsonl'}"])
+    again = capsys.readouterr().out.splitlines()
+    assert [line for line in again if line.startswith(("task", "title"))] == [
+        line for line in table.splitlines() if line.startswith(("task3", "task4", "tasks", "title"))]
+    for more in (argv, ["--predictions=" + str(tmp_path / "eval" / "predictions.jsonl"), argv[3]]):
+        with pytest.raises(ValueError, match="eval holds scores already"):
+            finetune.main(more)
+    finetune.main([*argv, "--overwrite=True", "--n_test=2"])
+    assert len(predictions(tmp_path / "eval")) == 2
+    (clone / "splits" / "default" / "test_tasks.txt").write_text("")
+    with pytest.raises(ValueError, match="has no test examples"):
+        finetune.main([*argv, "--overwrite=True"])
+
+
+def test_a_model_that_is_scored_on_other_prompts_than_it_learnt_is_told(start, pairs, tmp_path, capsys):
+    run(start, pairs, tmp_path / "run", "--max_steps=1", "--prefix=say: ")
+    capsys.readouterr()
+    run(tmp_path / "run", pairs / "test.jsonl", tmp_path / "eval", "--eval_only=True", "--max_target_length=20")
+    assert "was trained with prefix=say: , here ; max_target_length=12, here 20" in capsys.readouterr().out
+
+
+# --- which scores are whose ------------------------------------------------------------------------------------------
+
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def test_scores_of_a_shorter_run_are_not_those_of_the_longer(start, pairs, tmp_path, monkeypatch):
+    run(start, pairs, tmp_path, "--max_steps=2")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(finetune, "answer", interrupted)
+        run(start, pairs, tmp_path, "--max_steps=6", "--resume=True")
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
+    run(start, pairs, tmp_path, "--max_steps=6", "--resume=True")
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 6
+    with pytest.raises(ValueError, match=r"at step 6 already, past the 4 steps"):
+        run(start, pairs, tmp_path, "--max_steps=4", "--resume=True")
+
+
+def test_a_finished_run_is_scored_anew_in_another_way(start, pairs, tmp_path, capsys):
+    run(start, pairs, tmp_path, "--max_steps=2")
+    for more, key, value in ((["--num_beams=2"], "num_beams", 2), (["--n_test=3"], "n_test", 3),
+                             (["--normalize=True"], "normalize", True)):
+        run(start, pairs, tmp_path, "--max_steps=2", "--resume=True", *more)
+        assert json.loads((tmp_path / "result.json").read_text())[key] == value
+        assert "has its scores" not in capsys.readouterr().out
+    run(start, pairs, tmp_path, "--max_steps=2", "--resume=True", "--normalize=True")
+    assert "has its scores" in capsys.readouterr().out
+    run(start, pairs, tmp_path / "best", "--max_steps=2", "--metric=rougeL")
+    with pytest.raises(ValueError, match="num_beams=1; this one num_beams=2"):
+        run(start, pairs, tmp_path / "best", "--max_steps=4", "--metric=rougeL", "--resume=True", "--num_beams=2")
+
+
+def test_what_a_killed_run_has_left_is_not_reported(start, pairs, tmp_path):
+    (tmp_path / "before").mkdir()
+    for file in ("before/result.json", "result.json"):
+        (tmp_path / file).write_text('{"all": {"n": 7}, "steps": 2}')
+    run(start, pairs, tmp_path, "--max_steps=2")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert "before" not in result and result["all"]["n"] == 5
+
+
+def test_a_signal_in_the_last_step_of_a_seed_stops_all(start, pairs, tmp_path):
+    calls, real = iter(range(100)), finetune.lr_at
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune, "lr_at", lambda step, *a: stop_at(3, next(calls)) or real(step, *a))
+        assert run(start, pairs, tmp_path, "--max_steps=3", "--n_seed=3") == 128 + signal.SIGTERM
+    assert checkpoint(tmp_path / "seed-0")["step"] == 3 and not (tmp_path / "seed-1").exists()
+    assert run(start, pairs, tmp_path, "--max_steps=3", "--n_seed=3", "--resume=True") == 0
+    assert len(json.loads((tmp_path / "result.json").read_text())["rougeL"]["values"]) == 3
+    for more in ([], ["--n_seed=2", "--overwrite=True"], ["--n_seed=3"], ["--n_seed=2", "--seed=2"]):
+        with pytest.raises(ValueError, match=r"holds (another|a) run"):
+            run(start, pairs, tmp_path, "--max_steps=3", *more)
+    run(start, pairs, tmp_path / "one", "--max_steps=1")
+    with pytest.raises(ValueError, match="one holds another run"):
+        run(start, pairs, tmp_path / "one", "--max_steps=1", "--n_seed=2", "--overwrite=True")
+
+
+def test_the_folder_is_locked_while_the_test_is_scored(start, pairs, tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    found = []
+
+    def answer(*args, real=finetune.answer):
+        with pytest.raises(ValueError, match="in use by another process"):
+            runtime.lock(tmp_path / ".lock", tmp_path)
+        found.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(finetune, "answer", answer)
+    run(start, pairs, tmp_path, "--max_steps=1", "--score_before=True")
+    assert found == ["test before", "test"]
+    runtime.lock(tmp_path / ".lock", tmp_path).close()
+
+
+def test_a_missing_package_is_told_before_the_training(start, pairs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    score.rouge.cache_clear()
+    with pytest.raises(ValueError, match="pip install rouge-score"):
+        run(start, pairs, tmp_path, "--max_steps=1")
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 # --- slips -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("argv, part", [
     ([], "no model is given"), (["--model={start}"], "no data is given"),
-    (["--model=none/here", "--data={pairs}"], "model none/here is no folder here"),
+    (["--model=not/even/here", "--data={pairs}"], "model not/even/here is no folder here"),
+    (["--model={start}", "--data={pairs}", "--out_dir={start}/config.json"], "config.json is a file, not a folder"),
+    (["--model={start}", "--data={pairs}", "--eval_only=True", "--resume=True"], "resume and n_seed are for training"),
+    (["--model={start}", "--data={pairs}", "--patience=2", "--eval_every=0"], "patience=2 needs validations"),
+    (["--model={start}", "--data={pairs}", "--num_neg_examples=2"], "num_neg_examples=2 is for a clone of natural"),
+    (["--model={start}", "--data={pairs}", "--resume=True", "--n_seed=2", "--out_dir={start}/no"], "nothing to resume"),
     (["--model=random", "--data={pairs}"], "model=random needs a vocabulary"),
     (["--model={start}", "--data={pairs}", "--d_model=64"], "d_model=64, but"),
     (["--model={start}", "--data={pairs}", "--metric=bleu"], "metric='bleu' is unknown"),

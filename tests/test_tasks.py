@@ -79,12 +79,12 @@ def test_the_limit_counts_the_eos(tokenizer):
     for limit, cut in ((n, ""), (n - 1, "examples")):
         rows = Rows([LEMON], tokenizer, TaskConfig(max_source_length=limit))
         (source,), _ = rows.epoch()
-        assert rows.cuts[cut] == 1 and len(source) <= limit and (len(source) == n) == (cut == "")
+        assert rows.cuts["examples"] == bool(cut) and len(source) <= limit and (len(source) == n) == (cut == "")
     pair = Example("1", "the list of the array of the value", ["x"])
     n = len(tokenizer.encode(pair.input)) + 1
     for limit, cut in ((n, ""), (n - 1, "source")):
         rows = Rows([pair], tokenizer, TaskConfig(max_source_length=limit))
-        assert len(rows.epoch()[0][0]) == limit and rows.cuts[cut] == 1
+        assert len(rows.epoch()[0][0]) == limit and rows.cuts["source"] == bool(cut)
 
 
 def test_the_definition_gives_way_before_the_instance():
@@ -222,6 +222,16 @@ def test_leakage_is_told_with_the_tasks(tmp_path):
     assert told[-1] == ("warning: 1 of the 4 test inputs (25.0%) are training inputs too; 1 of task3_c are in task1_a")
 
 
+def test_leakage_is_looked_for_between_all_splits(tmp_path):
+    for name, words in (("train", "a b c"), ("val", "A d"), ("test", "d e")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(
+            json.dumps({"input": w, "target": "x"}) + "\n" for w in words.split()))
+    _, told = tasks.load_examples(TaskConfig(data=str(tmp_path)), 0)
+    assert told[3:] == ["warning: 1 of the 2 val inputs (50.0%) are training inputs too",
+                        "test:  none of its inputs is a training input",
+                        "warning: 1 of the 2 test inputs (50.0%) are validation inputs too"]
+
+
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 def write(path, text, open_=open):
@@ -263,7 +273,10 @@ def test_quotes_are_csvs_and_not_tsvs(tmp_path):
     ("a.jsonl", '{"input": "x", "target": ["a", true]}\n', "target is bool, not text"),
     ("a.json", "[{]", "begins as a list but is not JSON"), ("a.jsonl", "\n", "holds no pairs"),
     ("a.csv", "input,target\nx,y\nz\n", "a.csv:3: 1 columns instead of 2"),
-    ("a.csv", 'input,target\nx,"y\n', "a.csv:2: not a row of a .csv file"),
+    ("a.csv", 'input,target\nx,"y" z\nx,y\n', "a.csv:2: not a row of a .csv file"),
+    ("a.csv", 'input,target\nx,y\nx,"y\n' + "x,y\n" * 9, "a.csv:3: a quote that opens in this row is never closed"),
+    ("a.csv", "input,input,target\na,b,c\n", "two columns of one name among input, input, target"),
+    ("a.jsonl", "x" + "[" * 200_000, "a.jsonl:1: not JSON"), ("a.json", "[" * 200_000, "not JSON"),
     ("a.csv", "mr,ref\nx,y\n", "has the columns mr, ref, not input and target; name them with --input_key"),
     ("a.txt", "x", "pairs are read from .jsonl"),
 ])
@@ -276,7 +289,10 @@ def test_bad_rows_are_named(tmp_path, name, text, part):
 def test_bytes_that_are_no_text_are_told(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"input": "\xff"}')
     (tmp_path / "b.jsonl.gz").write_bytes(b"no gzip")
-    for name in ("a.jsonl", "b.jsonl.gz"):
+    packed = bytearray(gzip.compress(b'{"input": "x", "target": "y"}' * 9))
+    packed[12] ^= 255
+    (tmp_path / "c.jsonl.gz").write_bytes(packed)
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.gz"):
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
             tasks.read_pairs(tmp_path / name, TaskConfig())
     with pytest.raises(FileNotFoundError, match=r"none\.csv is missing"):
@@ -287,6 +303,12 @@ def test_skip_bad_leaves_rows_out_and_counts_them(tmp_path):
     path = write(tmp_path / "a.jsonl", "{no}\n" + JSONL + '{"input": 3}\n')
     sets, told = tasks.load_examples(TaskConfig(data=str(path), skip_bad=True), 0)
     assert len(sets["train"]) == 3 and f"warning: 2 rows of {path} are left out, {path}:1: not JSON" in told[0]
+
+
+def test_a_row_of_very_many_lines_is_told(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", 'input,target\nx,"' + "line\n" * 200 + '"\nx,y\n')
+    assert len(tasks.read_pairs(path, TaskConfig())[0]) == 2
+    assert "a.csv:2: a row of 201 lines; is a quote not closed?" in capsys.readouterr().out
 
 
 def test_rows_of_one_input_are_references_of_one_example_when_scored(tmp_path):
@@ -300,6 +322,10 @@ def test_rows_of_one_input_are_references_of_one_example_when_scored(tmp_path):
 def test_a_held_out_share_keeps_equal_inputs_on_one_side(tmp_path):
     path = write(tmp_path / "a.jsonl", "".join(
         json.dumps({"input": f"input {i % 300}", "target": str(i)}) + "\n" for i in range(900)))
+    odd = write(tmp_path / "b.jsonl", "".join(json.dumps({"input": f"{('Word', 'word ')[i % 2]} {i // 2}",
+                                                          "target": "x"}) + "\n" for i in range(300)))
+    assert tasks.load_examples(TaskConfig(data=str(odd), val_share=0.3), 0)[1][-1] == (
+        "val:   none of its inputs is a training input")        # case and blanks do not part them
     sets, told = tasks.load_examples(TaskConfig(data=str(path), val_share=0.2), 0)
     train, val = {e.input for e in sets["train"]}, {e.input for e in sets["val"]}
     assert not train & val and len(train | val) == 300 and 40 <= len(val) == len(sets["val"]) <= 80
@@ -359,7 +385,7 @@ def test_a_source_that_is_cut_keeps_its_eos_and_its_beginning(tokenizer):
 
 
 def test_several_references_are_learnt_in_turn_and_scored_by_a_fixed_one(tokenizer):
-    examples = [Example(str(i), "x", ["list", "array", "value"]) for i in range(300)]
+    examples = [Example("x", str(i), ["list", "array", "value"]) for i in range(300)]
     rows = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True)
     epochs = [[tuple(t) for t in rows.epoch(n)[1]] for n in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1] and all(c > 60 for c in Counter(epochs[0]).values())
@@ -427,7 +453,7 @@ def test_micro_batches_share_out_the_batch(tokenizer):
 
 def test_each_epoch_has_its_own_ids_and_order(tokenizer):
     """With several references an epoch's targets are its own, and so is its sorting by length."""
-    examples = [Example(str(i), "the list", ["value", "value " * 9]) for i in range(24)]
+    examples = [Example("x", f"the list {i + 10}", ["value", "value " * 9]) for i in range(24)]
     rows = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True)
     batches = TaskBatches(rows, 4, 6, seed=1)
     for epoch in (0, 1):
@@ -469,16 +495,22 @@ def test_dates_are_right_and_stand_in_one_split_only():
 
 
 def test_equal_ids_are_told_apart(tmp_path):
-    rows = [{"id": "a", "input": str(i), "target": "x"} for i in range(3)]
+    rows = [{"id": name, "input": str(i), "target": "x"} for i, name in enumerate(("a", "a (2)", "a", None))]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     sets, _ = tasks.load_examples(TaskConfig(data=str(path)), 0, eval_only=True)
-    assert [e.id for e in sets["test"]] == ["a", "a (2)", "a (3)"]
+    assert [e.id for e in sets["test"]] == ["a", "a (2)", "a (3)", "a.jsonl:4"]
 
 
 def test_files_beside_a_clone_are_refused(tmp_path):
     folder = write_instructions(tmp_path / "clone", {"task1_a": 3}, {"task3_c": 3})
-    with pytest.raises(ValueError, match="val and test are for files of pairs"):
+    with pytest.raises(ValueError, match=r"test=x.jsonl is for files of pairs, which .*clone is not"):
         tasks.load_examples(TaskConfig(data=str(folder), test="x.jsonl"), 0)
+    path = write(tmp_path / "a.jsonl", JSONL)
+    with pytest.raises(ValueError, match="tk_instruct=True is for a clone of natural-instructions"):
+        tasks.load_examples(TaskConfig(data=str(path), tk_instruct=True), 0)
+    (tmp_path / "train.jsonl").write_text(JSONL)
+    with pytest.raises(ValueError, match="has neither a test nor a validation file"):
+        tasks.load_examples(TaskConfig(data=str(tmp_path)), 0, eval_only=True)
 
 
 def test_what_the_vocabulary_lacks_is_told(tokenizer):

@@ -372,7 +372,7 @@ def test_weights_of_another_run_can_be_the_start(corpus, tmp_path):
     with pytest.raises(ValueError, match="d_ff=48, this run d_ff=64"):
         run(corpus, tmp_path / "c", "--max_steps=1", f"--init_from={tmp_path / 'a'}", "--d_ff=64")
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other\.pt is not a checkpoint of train\.py: it lacks step, model"):
+    with pytest.raises(ValueError, match=r"other\.pt is not a checkpoint of this project: it lacks step, model"):
         run(corpus, tmp_path / "c", "--max_steps=1", f"--init_from={tmp_path / 'other.pt'}")
 
 
@@ -458,6 +458,18 @@ def test_a_slip_ends_with_code_2_and_a_bug_keeps_its_traceback():
     assert bug.returncode == 1 and "Traceback" in bug.stderr
     assert script("open('not/there')").returncode == 2
     assert script("raise runtime.Stopped('nan at step 3')").returncode == 1
+
+
+def test_sigterm_outside_a_loop_runs_what_cleans_up():
+    """So that the worker processes of a `with` are ended too; exit code 143 and one line."""
+    script = ("import runtime, time\ndef main():\n    try:\n        print('ready', flush=True)\n"
+              "        time.sleep(60)\n    finally:\n        print('cleaned')\nruntime.run(main)")
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("cleaned\n", "stopped by SIGTERM\n", 143)
 
 
 def test_checkpoints_that_would_run_code_are_refused(tmp_path):
