@@ -78,7 +78,7 @@ class FinetuneConfig(RunConfig):
 @dataclass
 class FinetuneOptim(OptimConfig):
     """Optimizer and schedule."""
-    optimizer: str = "adamw"        # adamw, adamwscale, adafactor, or adamw_hf as transformers had it until 2025
+    optimizer: str = "adamw"        # adamw, adamwscale, adafactor, or adamw_hf as in transformers 4.44
     learning_rate: float = 5e-5     # peak; with adamwscale and adafactor a share of each tensor's RMS
     schedule: str = "constant"      # constant, linear (to 0), cosine, wsd or legacy (inverse square root)
     warmup_steps: int = 0           # optimizer steps
@@ -302,7 +302,7 @@ def warn_of_other_settings(cfg, task_cfg):
     trained = runtime.parsed(text.read_text()) if (text := Path(cfg.model) / "config.json").is_file() else {}
     trained = trained.get("settings", {})
     differ = [f"{name}={trained[name]}, here {getattr(task_cfg, name)}" for name in (
-        "prefix", "max_source_length", "max_target_length", *tasks.PromptFormat.__dataclass_fields__, "prompt_style")
+        "prefix", "max_source_length", "max_target_length", "prompt_style", *tasks.SHOWN)
         if name in trained and trained[name] != getattr(task_cfg, name)]
     if differ:
         print(f"warning: {cfg.model} was trained with {'; '.join(differ)}")
@@ -333,6 +333,21 @@ def how_answered(cfg, task_cfg, **more):
     return {"model": cfg.model, "data": task_cfg.data, "test": task_cfg.test, "n_test": cfg.n_test,
             "num_beams": cfg.num_beams, "ban_sentinels": cfg.ban_sentinels,
             "max_source_length": task_cfg.max_source_length, "max_target_length": task_cfg.max_target_length, **more}
+
+
+def open_examples(cfg, task_cfg, score_cfg, tokenizer):
+    """({train, val, test: examples}, {split: Rows} of those that are not empty), after what there is to say of them."""
+    sets, told = tasks.load_examples(task_cfg, cfg.seed)
+    print("\n".join(told), flush=True)
+    if not sets["val"] and (cfg.metric != "val_loss" or cfg.patience or cfg.eval_every):
+        raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
+                         f" validation examples; give --val, or a larger --val_share")
+    if sets["test"] or cfg.metric != "val_loss":
+        score.rouge(score_cfg.rouge_tokenizer)              # a missing package is told now and not after the training
+    rows = {split: tasks.Rows(examples, tokenizer, task_cfg) for split, examples in sets.items() if examples}
+    rows["train"] = tasks.Rows(sets["train"], tokenizer, task_cfg, cfg.seed, training=True)
+    describe(rows, cfg)
+    return sets, rows
 
 
 def describe(rows, cfg):
@@ -374,16 +389,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
 
     # examples
     tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
-    sets, told = tasks.load_examples(task_cfg, cfg.seed)
-    print("\n".join(told), flush=True)
-    if not sets["val"] and (cfg.metric != "val_loss" or cfg.patience or cfg.eval_every):
-        raise ValueError(f"metric={cfg.metric}, patience={cfg.patience}, eval_every={cfg.eval_every}: there are no"
-                         f" validation examples; give --val, or a larger --val_share")
-    if sets["test"] or cfg.metric != "val_loss":
-        score.rouge(score_cfg.rouge_tokenizer)              # a missing package is told now and not after the training
-    rows = {split: tasks.Rows(examples, tokenizer, task_cfg) for split, examples in sets.items() if examples}
-    rows["train"] = tasks.Rows(sets["train"], tokenizer, task_cfg, cfg.seed, training=True)
-    describe(rows, cfg)
+    sets, rows = open_examples(cfg, task_cfg, score_cfg, tokenizer)
     if cfg.dry_run:
         return None
     batches = tasks.TaskBatches(rows["train"], cfg.batch_size, cfg.bucket_batches, cfg.seed)
@@ -428,9 +434,8 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     if cfg.resume:
         print(f"resumed at step {at.step:,}", flush=True)
 
-    if not cfg.resume:                          # of a run that was killed before its first checkpoint
+    if not cfg.resume:                          # what the run before has left
         shutil.rmtree(out_dir / "before", ignore_errors=True)
-    if not cfg.resume or at.step == 0:
         for name in ("predictions.jsonl", "result.json"):
             (out_dir / name).unlink(missing_ok=True)
 
@@ -565,6 +570,8 @@ def main(argv=None):
             for seed in range(cfg.seed, cfg.seed + cfg.n_seed)}
     if not cfg.dry_run:
         check_runs(cfg, out_dir, runs.values())
+        if cfg.n_seed > 1:
+            (out_dir / "result.json").unlink(missing_ok=True)
     results = []
     for seed, folder in runs.items():
         resume = cfg.resume and (folder / "ckpt.pt").exists()

@@ -15,7 +15,7 @@ OPTIMIZERS = ("adamwscale", "adafactor", "adamw", "adamw_hf")
 @dataclass
 class OptimConfig:
     """Optimizer and schedule; the defaults are nanoT5's recipe."""
-    optimizer: str = "adamwscale"   # adamwscale, adafactor, adamw, or adamw_hf as transformers had it until 2025
+    optimizer: str = "adamwscale"   # adamwscale, adafactor, adamw, or adamw_hf as in transformers 4.44
     learning_rate: float = 2e-2     # peak; with adamwscale and adafactor a share of each tensor's RMS
     schedule: str = "cosine"        # cosine, legacy (inverse square root), linear (to 0), wsd or constant
     warmup_steps: int = 10_000      # optimizer steps; legacy has its own warm-up, a flat 1e-2, and ignores this
@@ -118,7 +118,7 @@ class AdamWScale(torch.optim.Optimizer):
     when it gets eps / sqrt(1 - beta2^t) and each tensor's own learning rate. nanoT5's loop asks for the RMS of every
     tensor and waits for each answer. Source: PiotrNawrot/nanoT5, copied_utils.py; tests/test_optim.py
 
-    scale=False leaves the RMS out: what is left is the AdamW that transformers had, with which nanoT5 fine-tunes.
+    scale=False leaves the RMS out: what is left is the AdamW of transformers 4.44, with which nanoT5 fine-tunes.
     """
 
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, scale=True):

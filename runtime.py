@@ -164,7 +164,7 @@ def open_run(cfg, out_dir, step, settings):
         if cfg.overwrite or int(old.stem[5:]) > step:
             old.unlink()
     if cfg.overwrite:
-        for name in ("ckpt.pt", "best.pt", "predictions.jsonl", "result.json"):
+        for name in ("ckpt.pt", "best.pt"):
             (out_dir / name).unlink(missing_ok=True)
         shutil.rmtree(out_dir / "hf", ignore_errors=True)
     return lock_file, metrics

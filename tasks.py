@@ -44,8 +44,8 @@ class TaskConfig:
     allow_missing: bool = False     # go on without the files of listed tasks that are not there
     max_num_instances_per_task: int = 100       # drawn from each training task
     max_num_instances_per_eval_task: int = 100  # the first ones of each test task
-    add_task_name: bool = False
-    add_task_definition: bool = True
+    add_task_name: bool = False     # before all else in a prompt
+    add_task_definition: bool = True    # before the examples
     num_pos_examples: int = 2       # most positive examples in a prompt
     num_neg_examples: int = 0       # most negative ones
     add_explanation: bool = False   # of each example
@@ -86,6 +86,8 @@ class Example:
 # settings of the one kind of data that mean nothing to the other, and so are refused there
 FOR_PAIRS = ("val", "test", "input_key", "target_key", "header", "prefix", "skip_bad")
 FOR_INSTRUCTIONS = ("split", "allow_missing", "add_task_name", "num_neg_examples", "add_explanation", "tk_instruct")
+# what a prompt shows beside the instance, in Tk-Instruct's words
+SHOWN = ("add_task_name", "add_task_definition", "num_pos_examples", "num_neg_examples", "add_explanation")
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv")
 SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev", "devset"), "test": ("test",)}
@@ -423,19 +425,9 @@ def leakage(sets):
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
-@dataclass
-class PromptFormat:
-    """What a prompt shows beside the instance, in Tk-Instruct's words."""
-    add_task_name: bool = False
-    add_task_definition: bool = True
-    num_pos_examples: int = 2
-    num_neg_examples: int = 0
-    add_explanation: bool = False
-
-
 # tk_instruct: definition alone; examples alone; definition and examples; also wrong ones; also why they are right
-TK_INSTRUCT = [PromptFormat(num_pos_examples=0), PromptFormat(add_task_definition=False), PromptFormat(),
-               PromptFormat(num_neg_examples=2), PromptFormat(add_explanation=True)]
+TK_INSTRUCT = [TaskConfig(num_pos_examples=0), TaskConfig(add_task_definition=False), TaskConfig(),
+               TaskConfig(num_neg_examples=2), TaskConfig(add_explanation=True)]
 
 
 def line(label, text):
@@ -459,6 +451,7 @@ def prompt(example, form, fits, keep_instance=True):
     """The source text of an instance: name, definition, positive and negative examples as long as the whole fits,
     and the instance.
 
+    form     the TaskConfig that says which of these
     fits     whether a text is within the limit
     returns  text, what the limit took away ("" or one of CUTS)
 
@@ -525,7 +518,6 @@ class Rows:
     def __init__(self, examples, tokenizer, cfg, seed=FIXED, training=False):
         self.examples, self.tokenizer, self.cfg = examples, tokenizer, cfg
         self.seed, self.training = seed, training
-        self.form = PromptFormat(**{f: getattr(cfg, f) for f in PromptFormat.__dataclass_fields__})
         self.drawn = training and (cfg.tk_instruct or any(len(e.references) > 1 for e in examples))
         self.number = None
 
@@ -537,7 +529,7 @@ class Rows:
         e, cfg = self.examples[i], self.cfg
         if e.task is None:
             return cfg.prefix + e.input, ""
-        form = self.form
+        form = cfg
         if self.training and cfg.tk_instruct:
             form = TK_INSTRUCT[int(key_of(self.seed, 2, epoch, i)[0] % len(TK_INSTRUCT))]
         return prompt(e, form, lambda text: len(self.tokenizer.encode(text)) < cfg.max_source_length,

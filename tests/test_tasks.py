@@ -14,7 +14,7 @@ from conftest import ASSETS, write_instructions
 import data
 import tasks
 from model import shift_right
-from tasks import Example, PromptFormat, Rows, Task, TaskBatches, TaskConfig, prompt
+from tasks import Example, Rows, Task, TaskBatches, TaskConfig, prompt
 
 PAIRS = [("one two", "three"), ("four", "five six"), ("seven", "eight")]
 
@@ -35,7 +35,7 @@ LEMON = Example("x-1", " a lemon\n", ["yellow"], COLOURS)
 
 def test_a_prompt_by_hand():
     """Tk-Instruct's text: a full stop only where no punctuation ends a field, blanks before the example's lines."""
-    text, cut = prompt(LEMON, PromptFormat(), lambda text: True)
+    text, cut = prompt(LEMON, TaskConfig(), lambda text: True)
     assert text == ("Definition: Name the colour.\n\n"
                     " Positive Example 1 -\nInput: grass.\n Output: green.\n\n"
                     " Positive Example 2 -\nInput: What is the sky?\n Output: blue.\n\n"
@@ -44,13 +44,13 @@ def test_a_prompt_by_hand():
 
 
 def test_name_negative_examples_and_explanations_by_hand():
-    form = PromptFormat(add_task_name=True, num_pos_examples=1, num_neg_examples=2, add_explanation=True)
+    form = TaskConfig(add_task_name=True, num_pos_examples=1, num_neg_examples=2, add_explanation=True)
     text, _ = prompt(LEMON, form, lambda text: True)
     assert text == ("task900_colours. Definition: Name the colour.\n\n"
                     " Positive Example 1 -\nInput: grass.\n Output: green.\n Explanation: Leaves are green!\n\n"
                     " Negative Example 1 -\nInput: coal.\n Output: a tree.\n Explanation: A tree is no colour.\n\n"
                     "Now complete the following example -\nInput: a lemon.\nOutput: ")
-    text, _ = prompt(LEMON, PromptFormat(add_task_definition=False, num_pos_examples=0), lambda text: True)
+    text, _ = prompt(LEMON, TaskConfig(add_task_definition=False, num_pos_examples=0), lambda text: True)
     assert text == "Now complete the following example -\nInput: a lemon.\nOutput: "
 
 
@@ -59,23 +59,23 @@ def fits(n):
 
 
 def test_an_example_comes_only_while_the_whole_fits():
-    whole, _ = prompt(LEMON, PromptFormat(), fits(10 ** 9))
-    assert prompt(LEMON, PromptFormat(), fits(len(whole.split()))) == (whole, "")
-    text, cut = prompt(LEMON, PromptFormat(), fits(len(whole.split()) - 1))
+    whole, _ = prompt(LEMON, TaskConfig(), fits(10 ** 9))
+    assert prompt(LEMON, TaskConfig(), fits(len(whole.split()))) == (whole, "")
+    text, cut = prompt(LEMON, TaskConfig(), fits(len(whole.split()) - 1))
     assert "Positive Example 1" in text and "Positive Example 2" not in text and cut == "examples"
     # a negative one may still fit where a longer positive one did not
     long = Task("t", "c", "Do it", [{"input": "word " * 50, "output": "x"}], [{"input": "a", "output": "b"}])
-    text, cut = prompt(Example("1", "in", ["out"], long), PromptFormat(num_neg_examples=1), fits(40))
+    text, cut = prompt(Example("1", "in", ["out"], long), TaskConfig(num_neg_examples=1), fits(40))
     assert "Negative Example 1" in text and "Positive" not in text and cut == "examples"
     # but of one kind none comes after one that did not
     long.positive.append({"input": "a", "output": "b"})
-    text, _ = prompt(Example("1", "in", ["out"], long), PromptFormat(), fits(40))
+    text, _ = prompt(Example("1", "in", ["out"], long), TaskConfig(), fits(40))
     assert "Positive" not in text
 
 
 def test_the_limit_counts_the_eos(tokenizer):
     """A prompt of n ids with its EOS is whole at a limit of n and gives up an example at n - 1."""
-    n = len(tokenizer.encode(prompt(LEMON, PromptFormat(), lambda text: True)[0])) + 1
+    n = len(tokenizer.encode(prompt(LEMON, TaskConfig(), lambda text: True)[0])) + 1
     for limit, cut in ((n, ""), (n - 1, "examples")):
         rows = Rows([LEMON], tokenizer, TaskConfig(max_source_length=limit))
         (source,), _ = rows.epoch()
@@ -90,16 +90,16 @@ def test_the_limit_counts_the_eos(tokenizer):
 def test_the_definition_gives_way_before_the_instance():
     """A definition of 2,000 words and the input X: the source ends as it must (fault F46)."""
     long = Example("1", "X", ["y"], Task("t", "c", "word " * 2000, [{"input": "a", "output": "b"}], []))
-    text, cut = prompt(long, PromptFormat(), fits(100))
+    text, cut = prompt(long, TaskConfig(), fits(100))
     assert cut == "definition" and len(text.split()) == 100
     assert text.startswith("Definition: word word") and text.endswith("word.\n\nNow complete the following example -\n"
                                                                       "Input: X.\nOutput: ")
-    named, _ = prompt(long, PromptFormat(add_task_name=True), fits(100))
+    named, _ = prompt(long, TaskConfig(add_task_name=True), fits(100))
     assert named.startswith("t. Definition: word word") and len(named.split()) == 100
-    text, cut = prompt(long, PromptFormat(), fits(100), keep_instance=False)    # nanoT5's, cut on the right later
+    text, cut = prompt(long, TaskConfig(), fits(100), keep_instance=False)    # nanoT5's, cut on the right later
     assert cut == "instance" and len(text.split()) > 2000 and text.endswith("Input: X.\nOutput: ")
     huge = Example("1", " ".join(f"w{i}" for i in range(200)), ["y"], long.task)
-    text, cut = prompt(huge, PromptFormat(), fits(50))
+    text, cut = prompt(huge, TaskConfig(), fits(50))
     assert cut == "instance" and "Definition" not in text and len(text.split()) == 50
     assert text.startswith("Now complete the following example -\nInput: w0 w1") and text.endswith(".\nOutput: ")
 
