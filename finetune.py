@@ -196,71 +196,6 @@ def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
     return [(texts[i], scores[i]) for i in numbers]
 
 
-def report(examples, answers, score_cfg, out_dir=None, known=None):
-    """Print the table of scores and, into a folder, write predictions.jsonl and result.json, the latter with what is
-    `known` of how the answers came about. Returns what result.json holds."""
-    result = {**(known or {}), **asdict(score_cfg), **score.summary(examples, [scores for _, scores in answers])}
-    print("\n".join(score.table(result, score_cfg)), flush=True)
-    if out_dir:
-        lines = []
-        for e, (text, scores) in zip(examples, answers, strict=True):
-            of_task = {"task": e.task.name, "category": e.task.category} if e.task else {"task": None}
-            lines.append(json.dumps({"id": e.id, **of_task, "input": e.input, "references": e.references,
-                                     "prediction": text, **scores}, ensure_ascii=False) + "\n")
-        out_dir.mkdir(parents=True, exist_ok=True)
-        runtime.write_atomically(out_dir / "predictions.jsonl",
-                                 lambda file: file.write("".join(lines).encode("utf-8", "replace")))
-        runtime.write_json(out_dir / "result.json", result)
-        print(f"see {out_dir}/predictions.jsonl and result.json")
-    return result
-
-
-def read_result(path):
-    """What a result.json holds; {} where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def read_predictions(path, examples):
-    """(examples, predictions) of a .txt with a prediction a line, in the examples' order, or of a .jsonl with id and
-    prediction, and references where no examples are given.
-
-    raises  FileNotFoundError; ValueError that names the line, or how many do not go together with the examples
-    """
-    path = Path(path)
-    kind, text, found, own = tasks.file_kind(path), tasks.read_text(path), {}, []
-    merging = "; rows of one input are one example" if any(not e.task for e in examples) else ""
-    if kind == ".txt":
-        lines = text.removesuffix("\n").split("\n")
-        if not examples:
-            raise ValueError(f"{path} holds no references; give --data or --test")
-        if len(lines) != len(examples):
-            raise ValueError(f"{path} has {len(lines):,} lines for {len(examples):,} examples{merging}")
-        return examples, lines
-    if kind not in (".jsonl", ".json"):
-        raise ValueError(f"{path}: predictions are read from .txt, .jsonl and .json, each also with .gz")
-    for number, record in tasks.json_rows(path, text):
-        if not isinstance(record, dict) or not isinstance(record.get("prediction"), str) or "id" not in record:
-            raise ValueError(f"{path}:{number}: not an object with id and prediction, the latter a text")
-        name = str(record["id"])
-        if name in found:
-            raise ValueError(f"{path}:{number}: a second prediction for {name}")
-        found[name] = record["prediction"]
-        if not examples:
-            references = record.get("references")
-            if not references or not isinstance(references, list) or not all(isinstance(r, str) for r in references):
-                raise ValueError(f"{path}:{number}: it has no list of references; give --data or --test")
-            task = record.get("task") and tasks.Task(str(record["task"]), str(record.get("category")), "", [], [])
-            own.append(tasks.Example(name, str(record.get("input", "")), references, task))
-    examples = examples or own
-    lacking = [e.id for e in examples if e.id not in found]
-    unknown = [name for name in found if name not in {e.id for e in examples}]
-    if lacking or unknown:
-        told = [f"{len(ids):,} {what} ({ids[0]} first)" for ids, what in (
-            (lacking, "examples have no prediction"), (unknown, "predictions have no example")) if ids]
-        raise ValueError(f"{path}: {' and '.join(told)}{merging}")
-    return examples, [found[e.id] for e in examples]
-
-
 def open_test(task_cfg, cfg):
     """The examples to score without training, after what there is to say about them."""
     sets, told = tasks.load_examples(task_cfg, cfg.seed, eval_only=True)
@@ -284,7 +219,7 @@ def score_file(cfg, task_cfg, score_cfg):
     if not Path(cfg.predictions).is_file():
         raise FileNotFoundError(f"{cfg.predictions} is missing")
     examples = open_test(task_cfg, cfg) if task_cfg.data or task_cfg.test else []
-    examples, texts = read_predictions(cfg.predictions, examples)
+    examples, texts = score.read_predictions(cfg.predictions, examples)
     if not examples:
         raise ValueError(f"{cfg.predictions} holds no predictions")
     with score.Scorer(len(examples), score_cfg) as scorer:
@@ -292,14 +227,15 @@ def score_file(cfg, task_cfg, score_cfg):
             part = range(lo, min(lo + score.PER_PROCESS, len(examples)))
             scorer.add(part, [to_score(examples[i], texts[i]) for i in part])
         scores = scorer.results()
-    report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg, out_dir,
+    score.report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg, out_dir,
            {"predictions": cfg.predictions})
     return 0
 
 
 def warn_of_other_settings(cfg, task_cfg):
     """Tell where a run's prompts were made in another way than those that it is scored on."""
-    trained = runtime.parsed(text.read_text()) if (text := Path(cfg.model) / "config.json").is_file() else {}
+    file = Path(cfg.model).expanduser() / "config.json"
+    trained = runtime.parsed(file.read_text(encoding="utf-8")) if file.is_file() else {}
     trained = trained.get("settings", {})
     differ = [f"{name}={trained[name]}, here {getattr(task_cfg, name)}" for name in (
         "prefix", "max_source_length", "max_target_length", "prompt_style", *tasks.SHOWN)
@@ -322,7 +258,7 @@ def score_model(cfg, task_cfg, score_cfg, t5_cfg, argv):
         return 0
     model = open_model(cfg, t5_cfg, device)
     answers = answer(model, rows, range(len(rows)), cfg, score_cfg, device, autocast, "test")
-    report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
+    score.report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
     settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(t5_cfg)}
     runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
     return 0
@@ -417,7 +353,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         if at.step > max_steps:
             raise ValueError(f"{out_dir} is at step {at.step:,} already, past the {max_steps:,} steps of this command")
         known = {**how_answered(cfg, task_cfg, steps=at.step), **asdict(score_cfg)}
-        result = read_result(out_dir / "result.json")
+        result = score.read_result(out_dir / "result.json")
         if (at.step == max_steps or is_over(at, cfg)) and all(result.get(k, k) == v for k, v in known.items()):
             print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
             return result
@@ -441,7 +377,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
 
     def test(folder, title, **more):
         answers = answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
-        return report(test_examples, answers, score_cfg, folder, how_answered(cfg, task_cfg, **more))
+        return score.report(test_examples, answers, score_cfg, folder, how_answered(cfg, task_cfg, **more))
 
     with lock_file:
         if cfg.score_before and test_examples and not at.step:
@@ -549,7 +485,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
         if not test_examples:
             return {}
-        before = read_result(out_dir / "before" / "result.json").get("all")
+        before = score.read_result(out_dir / "before" / "result.json").get("all")
         return test(out_dir, "test", steps=at.step, **({"before": before} if before else {}))
 
 

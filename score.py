@@ -1,4 +1,4 @@
-"""Scores of predictions: ROUGE-L by rouge-score, exact match; per example, task and category; the table of them.
+"""Scores of predictions: ROUGE-L by rouge-score, exact match; per example, task and category; the table and the files.
 
 ROUGE-L is the F-measure of the longest common subsequence of words (Lin 2004), with rouge-score's stemmer, in per cent,
 and the mean over examples. It is taken both ways in use: `rougeL` is the best over an example's references, as
@@ -6,6 +6,7 @@ Tk-Instruct reports it, `rougeL_one` that against one reference chosen at random
 compared with one another. Needs rouge-score.
 """
 import functools
+import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,11 @@ import statistics
 import string
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import runtime
+import tasks
 
 METRICS = ("rougeL", "rougeL_one", "exact_match")
 PER_PROCESS = 500                   # examples; fewer are not worth the start of a process
@@ -118,13 +123,13 @@ def summary(examples, scores):
     examples  with task (name, category) or None; scores  {metric: per cent} of each, in the same order
     returns   {"all": mean, "tasks": {name: mean}, "categories": {name: mean}}
     """
-    tasks, categories = {}, {}
+    by_task, by_category = {}, {}
     for e, s in zip(examples, scores, strict=True):
         if e.task:
-            tasks.setdefault(e.task.name, []).append(s)
-            categories.setdefault(e.task.category, []).append(s)
-    return {"all": mean(scores), "tasks": {name: mean(tasks[name]) for name in sorted(tasks)},
-            "categories": {name: mean(categories[name]) for name in sorted(categories)}}
+            by_task.setdefault(e.task.name, []).append(s)
+            by_category.setdefault(e.task.category, []).append(s)
+    return {"all": mean(scores), "tasks": {name: mean(by_task[name]) for name in sorted(by_task)},
+            "categories": {name: mean(by_category[name]) for name in sorted(by_category)}}
 
 
 def spread(results):
@@ -151,3 +156,68 @@ def table(result, cfg):
     kind = "words parted by blanks" if cfg.rouge_tokenizer == "whitespace" else "stemmer"
     return [*lines, row("all examples", result["all"]),
             f"(per cent; ROUGE-L: best reference, {kind}; one ref.: one at random)"]
+
+
+def report(examples, answers, score_cfg, out_dir=None, known=None):
+    """Print the table of scores and, into a folder, write predictions.jsonl and result.json, the latter with what is
+    `known` of how the answers came about. Returns what result.json holds."""
+    result = {**(known or {}), **asdict(score_cfg), **summary(examples, [scores for _, scores in answers])}
+    print("\n".join(table(result, score_cfg)), flush=True)
+    if out_dir:
+        lines = []
+        for e, (text, scores) in zip(examples, answers, strict=True):
+            of_task = {"task": e.task.name, "category": e.task.category} if e.task else {"task": None}
+            lines.append(json.dumps({"id": e.id, **of_task, "input": e.input, "references": e.references,
+                                     "prediction": text, **scores}, ensure_ascii=False) + "\n")
+        out_dir.mkdir(parents=True, exist_ok=True)
+        runtime.write_atomically(out_dir / "predictions.jsonl",
+                                 lambda file: file.write("".join(lines).encode("utf-8", "replace")))
+        runtime.write_json(out_dir / "result.json", result)
+        print(f"see {out_dir}/predictions.jsonl and result.json")
+    return result
+
+
+def read_result(path):
+    """What a result.json holds; {} where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def read_predictions(path, examples):
+    """(examples, predictions) of a .txt with a prediction a line, in the examples' order, or of a .jsonl with id and
+    prediction, and references where no examples are given.
+
+    raises  FileNotFoundError; ValueError that names the line, or how many do not go together with the examples
+    """
+    path = Path(path)
+    kind, text, found, own = tasks.file_kind(path), tasks.read_text(path), {}, []
+    merging = "; rows of one input are one example" if any(not e.task for e in examples) else ""
+    if kind == ".txt":
+        lines = text.removesuffix("\n").split("\n")
+        if not examples:
+            raise ValueError(f"{path} holds no references; give --data or --test")
+        if len(lines) != len(examples):
+            raise ValueError(f"{path} has {len(lines):,} lines for {len(examples):,} examples{merging}")
+        return examples, lines
+    if kind not in (".jsonl", ".json"):
+        raise ValueError(f"{path}: predictions are read from .txt, .jsonl and .json, each also with .gz")
+    for number, record in tasks.json_rows(path, text):
+        if not isinstance(record, dict) or not isinstance(record.get("prediction"), str) or "id" not in record:
+            raise ValueError(f"{path}:{number}: not an object with id and prediction, the latter a text")
+        name = str(record["id"])
+        if name in found:
+            raise ValueError(f"{path}:{number}: a second prediction for {name}")
+        found[name] = record["prediction"]
+        if not examples:
+            references = record.get("references")
+            if not references or not isinstance(references, list) or not all(isinstance(r, str) for r in references):
+                raise ValueError(f"{path}:{number}: it has no list of references; give --data or --test")
+            task = record.get("task") and tasks.Task(str(record["task"]), str(record.get("category")), "", [], [])
+            own.append(tasks.Example(name, str(record.get("input", "")), references, task))
+    examples = examples or own
+    lacking = [e.id for e in examples if e.id not in found]
+    unknown = [name for name in found if name not in {e.id for e in examples}]
+    if lacking or unknown:
+        told = [f"{len(ids):,} {what} ({ids[0]} first)" for ids, what in (
+            (lacking, "examples have no prediction"), (unknown, "predictions have no example")) if ids]
+        raise ValueError(f"{path}: {' and '.join(told)}{merging}")
+    return examples, [found[e.id] for e in examples]

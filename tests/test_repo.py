@@ -20,8 +20,8 @@ from configurator import configure
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"configurator", "model", "data", "optim", "runtime"}
 ALLOWED = {"sources": {"runtime"}, "prepare": {"configurator", "data", "runtime", "sources"},
-           "tasks": {"data"}, "score": set(), "train": BASE | {"prepare"}, "finetune": BASE | {"score", "tasks"},
-           "bench": BASE, "sample": BASE}
+           "tasks": {"data"}, "score": {"runtime", "tasks"}, "train": BASE | {"prepare"},
+           "finetune": BASE | {"score", "tasks"}, "bench": BASE, "sample": BASE}
 CLASSES = {"train": (train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config),
            "finetune": (finetune.FinetuneConfig, tasks.TaskConfig, score.ScoreConfig, finetune.FinetuneOptim,
                         finetune.ModelConfig),
