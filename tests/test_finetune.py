@@ -356,7 +356,9 @@ def test_overwriting_leaves_nothing_of_the_run_before(start, pairs, tmp_path):
 
 def test_a_compiled_run_equals_an_eager_one(start, pairs, tmp_path):
     for compiled in (True, False):
-        run(start, pairs, tmp_path / str(compiled), "--max_steps=3", f"--compile={compiled}", "--dropout=0")
+        run("random", pairs / "train.jsonl", tmp_path / str(compiled), "--max_steps=3", f"--compile={compiled}",
+            "--dropout=0", f"--vocab={start}/spiece.model", "--d_model=16", "--d_kv=8", "--d_ff=16", "--n_head=2",
+            "--n_layer=1")
     for (_, _, a), (_, _, b) in zip(metrics(tmp_path / "True", "loss"), metrics(tmp_path / "False", "loss"),
                                     strict=True):
         assert a == pytest.approx(b, abs=1e-5)
