@@ -26,7 +26,7 @@ import tasks
 from configurator import config_files, configure
 from model import T5, T5Config, config_from_hf, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import Progress, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 from score import ScoreConfig
 from tasks import TaskConfig
 
@@ -96,7 +96,6 @@ FREE = runtime.FREE | {"model", "vocab", "epochs", "max_steps", "n_test", "score
                        "predictions", "eval_batch_size", "show", "dry_run", "data", "val", "test",
                        "max_num_instances_per_eval_task", "allow_missing"}
 GENERATING = {"num_beams", "ban_sentinels", "n_val", "rouge_tokenizer", "normalize"}    # free where the loss decides
-CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
 
 
 @dataclass

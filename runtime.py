@@ -119,6 +119,9 @@ FREE = {"out_dir", "micro_batch_size", "device", "dtype", "compile", "attention"
         "save_every", "log_every", "keep", "resume", "overwrite", "tensorboard", "wandb"}
 
 
+CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")      # what a run's checkpoint holds
+
+
 @dataclass
 class Progress:
     """Where a run stands; part of each checkpoint."""

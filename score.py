@@ -22,7 +22,7 @@ import tasks
 
 METRICS = ("rougeL", "rougeL_one", "exact_match")
 PER_PROCESS = 500                   # examples; fewer are not worth the start of a process
-MOST_PROCESSES = 8                  # each takes some 250 MB, and eight score faster than any model generates
+MOST_PROCESSES = 8                  # each takes some 250 MB
 
 
 @dataclass
@@ -214,8 +214,9 @@ def read_predictions(path, examples):
             task = record.get("task") and tasks.Task(str(record["task"]), str(record.get("category")), "", [], [])
             own.append(tasks.Example(name, str(record.get("input", "")), references, task))
     examples = examples or own
+    known = {e.id for e in examples}
     lacking = [e.id for e in examples if e.id not in found]
-    unknown = [name for name in found if name not in {e.id for e in examples}]
+    unknown = [name for name in found if name not in known]
     if lacking or unknown:
         told = [f"{len(ids):,} {what} ({ids[0]} first)" for ids, what in (
             (lacking, "examples have no prediction"), (unknown, "predictions have no example")) if ids]

@@ -20,7 +20,7 @@ from configurator import config_files, configure
 from data import Batches, DataConfig
 from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import Progress, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 
 
 @dataclass
@@ -43,7 +43,6 @@ class TrainConfig(RunConfig):
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
 
-CKPT_KEYS = ("step", "model", "optimizer", "progress", "settings", "data")
 EVAL_ROWS = 128                     # of a held-out batch: runs of every batch size are scored on the same rows
 
 # What may differ from the stopped run when it is resumed: nothing that the loss depends on beyond rounding.
