@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import platform
 import re
 import shutil
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import kernels
+from kernels import IGNORE
+
 PAD, EOS = 0, 1         # T5's ids; the decoder starts from PAD
-IGNORE = -100           # a target with this id costs nothing (torch's and Hugging Face's convention)
 LOWEST = torch.finfo(torch.bfloat16).min    # what hides a key; finite in float32 too: a row of hidden keys has no NaN
 
 
@@ -62,23 +63,8 @@ class T5Config:
             raise ValueError(f"init={self.init!r} is unknown; there are 't5x' and 'nanot5'")
 
 
-def has_onednn():
-    """Whether oneDNN's matrix product is there, which torch's compiler calls on x86: tried, as it is not documented."""
-    try:
-        weight = torch.ops.mkldnn._reorder_linear_weight(torch.ones(2, 3))
-        product = torch.ops.mkldnn._linear_pointwise(torch.ones(1, 3), weight, None, "none", [], "")
-        return platform.machine().lower() in ("x86_64", "amd64") and product.tolist() == [[3.0, 3.0]]
-    except Exception:
-        return False
-
-
-ONEDNN = has_onednn()
-
-
 class Linear(nn.Linear):
-    """A matrix product without a shift. On an x86 CPU, where no gradient is wanted, it goes to oneDNN and not to the
-    BLAS behind F.linear: on an AMD EPYC that takes less than half of the time for 4,096 rows, and for v1.1 small's head
-    on 8 rows a quarter of it once the weight is `packed` (LOG.md, 2026-12-02)."""
+    """A matrix product without a shift; on a CPU by whichever library is faster there (kernels.py)."""
 
     packed = None       # the weight in oneDNN's own order, while generate() runs
 
@@ -86,15 +72,7 @@ class Linear(nn.Linear):
         super().__init__(d_in, d_out, bias=False)
 
     def forward(self, x):                                       # (..., d_in) -> (..., d_out)
-        if self.on_onednn(x.dtype):
-            weight = self.weight if self.packed is None else self.packed
-            return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-        return F.linear(x, self.weight)
-
-    def on_onednn(self, dtype=torch.float32):
-        return (ONEDNN and self.weight.device.type == "cpu" and dtype == self.weight.dtype == torch.float32
-                and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-                and not torch.compiler.is_compiling())          # the compiler chooses by itself
+        return kernels.linear(x, self.weight) if self.packed is None else kernels.onednn(x, self.packed)
 
 
 class RMSNorm(nn.Module):
@@ -107,7 +85,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x):                                       # (..., D) -> (..., D)
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, eps=1e-6)
+        return kernels.rms_norm(x.float(), self.weight, eps=1e-6)
 
 
 def relative_bucket(distance, bidirectional, n_bucket=32, max_distance=128):
@@ -133,31 +111,6 @@ def relative_bucket(distance, bidirectional, n_bucket=32, max_distance=128):
     return bucket + torch.where(distance < n_exact, distance, far.clamp(max=n_bucket - 1))
 
 
-def attend_eager(q, k, v, bias, dropout):
-    """The reference: softmax(q k' + bias) v, written out. q (B,H,Q,K), k and v (B,H,N,K), bias to (B,H,Q,N) or None."""
-    scores = q @ k.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias
-    return F.dropout(scores.softmax(-1), dropout) @ v           # training is told by dropout > 0
-
-
-def attend_sdpa(q, k, v, bias, dropout):
-    """The same through torch's fused kernels. scale=1: T5 folds 1/sqrt(d_kv) into the initialisation of q."""
-    if bias is not None:
-        bias = bias.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
-
-
-def attend_auto(q, k, v, bias, dropout):
-    """The fused kernels on CUDA, and on any device when no gradient is wanted; else eager: on the CPU torch has no
-    fused kernel for a bias that is learnt."""
-    fused = q.is_cuda or not torch.is_grad_enabled()
-    return (attend_sdpa if fused else attend_eager)(q, k, v, bias, dropout)
-
-
-ATTENTION = {"auto": attend_auto, "eager": attend_eager, "sdpa": attend_sdpa}
-
-
 class Attention(nn.Module):
     """Multi-head attention without biases and without 1/sqrt(d_kv); `memory` is x itself or the encoder's output."""
 
@@ -169,7 +122,7 @@ class Attention(nn.Module):
         self.k = Linear(config.d_model, width)
         self.v = Linear(config.d_model, width)
         self.o = Linear(width, config.d_model)
-        self.attend = attend_auto                               # T5.set_attention changes it
+        self.attend = kernels.attend_auto                       # T5.set_attention changes it
 
     def heads(self, x):                                         # (B, N, H * K) -> (B, H, N, K)
         return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
@@ -199,6 +152,9 @@ class FeedForward(nn.Module):
         self.wo = Linear(config.d_ff, config.d_model)
 
     def forward(self, x):                                       # (B, N, D) -> (B, N, D)
+        if self.gated and kernels.by_hand(x):
+            return kernels.GatedFeedForward.apply(x, self.wi_0.weight, self.wi_1.weight, self.wo.weight,
+                                                  self.dropout if self.training else 0.0)
         h = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x) if self.gated else F.relu(self.wi(x))
         return self.wo(F.dropout(h, self.dropout, self.training))
 
@@ -407,12 +363,12 @@ class T5(nn.Module):
             normal(self.lm_head.weight, c.d_model ** -0.5 if t5x else 1.0, truncate=t5x)
 
     def set_attention(self, name):
-        """Choose 'auto', 'eager' or 'sdpa' for every layer; all give the same numbers to rounding."""
-        if name not in ATTENTION:
-            raise ValueError(f"attention={name!r} is unknown; there are {', '.join(ATTENTION)}")
+        """Choose one of kernels.ATTENTION for every layer; all give the same numbers to rounding."""
+        if name not in kernels.ATTENTION:
+            raise ValueError(f"attention={name!r} is unknown; there are {', '.join(kernels.ATTENTION)}")
         for module in self.modules():
             if isinstance(module, Attention):
-                module.attend = ATTENTION[name]
+                module.attend = kernels.ATTENTION[name]
 
     def set_dropout(self, p):
         """Another probability in every layer than the one that came with the weights."""
@@ -434,20 +390,29 @@ class T5(nn.Module):
         return self.head(self.decoder(self.shared(decoder_input), memory=memory, memory_mask=source_mask))
 
     def head(self, y):                                          # (B, T, D) -> (B, T, V)
-        if self.config.tied:
-            y = y * self.config.d_model ** -0.5                 # v1.0 only: the embedding has unit variance
-        return self.lm_head(y)
+        return self.lm_head(self.scaled(y))
+
+    def scaled(self, y):
+        return y * self.config.d_model ** -0.5 if self.config.tied else y   # v1.0 only: its head has unit variance
 
     def logits(self, source, target, source_mask=None):
         """(B, T, V): at each place the scores of target's id, given the source and target's earlier ids."""
+        return self.head(self.decoder_output(source, target, source_mask))
+
+    def decoder_output(self, source, target, source_mask=None):
+        """(B, T, D): what the head makes logits of."""
         x, y = self.shared(torch.cat([source, shift_right(target)], 1)).split([source.shape[1], target.shape[1]], 1)
         memory = self.encoder(x, mask=source_mask)              # one look-up for both: one gradient of (V, D), not two
-        return self.head(self.decoder(y, memory=memory, memory_mask=source_mask))
+        return self.decoder(y, memory=memory, memory_mask=source_mask)
 
     def forward(self, source, target, source_mask=None, reduction="mean"):
         """Cross-entropy in nats per target token; reduction="sum" gives the sum over all target tokens of the batch."""
-        logits = self.logits(source, target, source_mask)
-        return F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction=reduction)
+        y = self.decoder_output(source, target, source_mask)
+        if kernels.by_hand(y):
+            loss = kernels.HeadCrossEntropy.apply(self.scaled(y).flatten(0, 1), self.lm_head.weight, target.flatten())
+            return loss if reduction == "sum" else loss / (target != IGNORE).sum()
+        logits = self.head(y).float()
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction=reduction)
 
     def next_logits(self, ids, cache):
         """(B, G) newest ids -> (B, G, V) scores of what follows them; the cache holds what came before."""
@@ -694,7 +659,7 @@ def generating(model):
     try:
         model.eval()
         for linear in linears:
-            if linear.on_onednn():
+            if kernels.ONEDNN and kernels.is_plain_cpu(linear.weight):
                 linear.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
         yield
     finally:

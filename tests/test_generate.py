@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from test_model import hugging_face_twin, ids, tiny_t5
 
 import bench
+import kernels
 import model as t5
 from model import Cache, Linear
 
@@ -282,7 +283,7 @@ def test_products_without_gradients_equal_those_with_them(shape, packed):
     linear, x = Linear(32, 48), torch.randn(shape)
     wanted = linear(x)
     with torch.no_grad():
-        if packed and t5.ONEDNN:
+        if packed and kernels.ONEDNN:
             linear.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight)
         torch.testing.assert_close(linear(x), wanted.detach(), atol=1e-5, rtol=0)
 
@@ -291,12 +292,12 @@ def test_without_onednn_ids_are_the_same(monkeypatch):
     model, (source, mask) = lively_t5(eos=1.0), prompts()
     wanted = [model.generate(source, mask, max_new_tokens=20, num_beams=n) for n in (1, 3)]
     if platform.machine() == "x86_64" and torch.backends.mkldnn.is_available():
-        assert t5.ONEDNN
-    monkeypatch.setattr(t5, "ONEDNN", False)
+        assert kernels.ONEDNN
+    monkeypatch.setattr(kernels, "ONEDNN", False)
     for n, ids_ in zip((1, 3), wanted, strict=True):
         assert torch.equal(model.generate(source, mask, max_new_tokens=20, num_beams=n), ids_)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: 1 / 0, raising=False)
-    assert not t5.has_onednn()
+    assert not kernels.has_onednn()
 
 
 def test_weights_that_are_no_numbers_are_told():

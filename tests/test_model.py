@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import bench
-from model import T5, T5Config, attend_eager, attend_sdpa, hf_name, relative_bucket, shift_right
+from kernels import attend_eager, attend_sdpa
+from model import T5, T5Config, hf_name, relative_bucket, shift_right
 
 PAD = 0
 
