@@ -596,11 +596,12 @@ class T5(nn.Module):
         model.tokenizer_files = [path.absolute() for path in (folder / file for file in TOKENIZER) if path.is_file()]
         return model.eval()
 
-    def save_pretrained(self, folder, tokenizer=None):
+    def save_pretrained(self, folder, tokenizer=None, weights=None):
         """Write a folder that transformers and CTranslate2 open: config.json, generation_config.json,
         model.safetensors, and the tokenizer's files.
 
         tokenizer  a data.Tokenizer; None: the files that came with the weights in from_pretrained, if any
+        weights    what state_dict() would give, where the model itself holds a part of it (FSDP)
         """
         from safetensors.torch import save_file
         folder = Path(folder).expanduser()
@@ -610,7 +611,8 @@ class T5(nn.Module):
             tokenizer.check_fits(self.config.vocab_size)
         beside = [(file.name, file.read_bytes()) for file in self.tokenizer_files] if tokenizer is None else []
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {hf_name(ours): tensor.detach().contiguous() for ours, tensor in self.state_dict().items()
+        weights = {hf_name(ours): tensor.detach().contiguous()
+                   for ours, tensor in (weights or self.state_dict()).items()
                    if not (self.config.tied and ours == "lm_head.weight")}
         dtype = str(self.shared.weight.dtype).removeprefix("torch.")
         for file, content in ((folder / "config.json", config_to_hf(self.config) | {"torch_dtype": dtype}),

@@ -1,6 +1,7 @@
 """What every script does alike: errors, device and precision, checkpoints, log lines, stop signals."""
 import contextlib
 import ctypes
+import datetime
 import functools
 import json
 import linecache
@@ -14,11 +15,16 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+import kernels
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
@@ -45,13 +51,18 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Stopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(f"stopped: {who()}{error}", file=sys.stderr)
         sys.exit(1)
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not raised_here(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {who()}{error}", file=sys.stderr)
         sys.exit(2)
+
+
+def who():
+    """Which rank speaks, but for the first one."""
+    return "" if os.environ.get("RANK", "0") == "0" else f"rank {os.environ['RANK']}: "
 
 
 def ended(number, frame):
@@ -87,6 +98,7 @@ class RunConfig:
     compile: bool | None = None     # torch.compile; None: in pre-training on CUDA only
     attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA and in evaluation, else eager
     gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
+    fsdp: bool = False              # with torchrun: share out weights, gradients and moments over the ranks (FSDP2)
     save_every: int = 1_000         # optimizer steps; 0: only after the last one and at a new best held-out score
     log_every: int = 100            # optimizer steps
     keep: int = 1                   # last checkpoints kept, beside the best one
@@ -115,7 +127,7 @@ class RunConfig:
 
 # RunConfig's settings that a resumed run may change: nothing that its losses depend on beyond rounding, and beyond the
 # noise of dropout, which is drawn for each micro-batch
-FREE = {"out_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing",
+FREE = {"out_dir", "micro_batch_size", "device", "dtype", "compile", "attention", "gradient_checkpointing", "fsdp",
         "save_every", "log_every", "keep", "resume", "overwrite", "tensorboard", "wandb"}
 
 
@@ -155,9 +167,12 @@ def check_settings(old, new, free):
                          f" another --out_dir")
 
 
-def open_run(cfg, out_dir, step, settings):
+def open_run(cfg, out_dir, step, settings, ranks):
     """Make the run's folder ours: rid of what a kill while saving has left, and of what belongs to steps after `step`
-    or, with overwrite, to the run before. Returns a file that locks it until closed, and its Metrics."""
+    or, with overwrite, to the run before. Returns a file that locks it until closed, and its Metrics; for all but the
+    first rank such that do nothing."""
+    if not ranks.first:
+        return contextlib.nullcontext(), NoMetrics()
     out_dir.mkdir(parents=True, exist_ok=True)
     lock_file = lock(out_dir / ".lock", out_dir)
     metrics = Metrics(out_dir, step if cfg.resume else -1, cfg.tensorboard, cfg.wandb, settings)
@@ -170,6 +185,7 @@ def open_run(cfg, out_dir, step, settings):
         for name in ("ckpt.pt", "best.pt"):
             (out_dir / name).unlink(missing_ok=True)
         shutil.rmtree(out_dir / "hf", ignore_errors=True)
+    drop_shards(out_dir)
     return lock_file, metrics
 
 
@@ -190,10 +206,17 @@ def check_finite(step, losses, grad_norm, weight_norm):
 
 # --- device and precision --------------------------------------------------------------------------------------------
 
-def pick_device(name="auto"):
-    """auto: CUDA, else Apple's MPS, else the CPU. Also sets what costs nothing and gains much on each."""
+def pick_device(name="auto", ranks=None):
+    """auto: CUDA, else Apple's MPS, else the CPU; with several `ranks` each its own GPU. Also sets what costs nothing
+    and gains much on each."""
+    several = ranks is not None and ranks.count > 1
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cpu" if several and name == "mps" else name
+    if several and name not in ("cpu", "cuda"):
+        raise ValueError(f"device={name} cannot be shared by {ranks.count} ranks; leave it out, or give cpu or cuda")
+    if several and name == "cuda":
+        name = f"cuda:{ranks.local}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -201,6 +224,7 @@ def pick_device(name="auto"):
         raise ValueError(f"device={name} cannot be used here: {first_line(error)}") from None
     torch.set_flush_denormal(True)          # a saturated softmax yields denormals, which x86 handles in microcode
     if device.type == "cuda":
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
     if device.type == "cpu":
         keep_freed_memory()
@@ -287,6 +311,211 @@ def memory_used(device):
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+class Ranks:
+    """The processes of one run, as torchrun starts them: who this one is, and what they do together.
+
+    number, count    this process's, from 0, and how many there are; one process alone: 0 and 1, and nothing is sent
+    local            its number on its machine: which GPU is its own
+
+    Every rank does the same steps in the same order; rank 0 alone prints and writes.
+    """
+
+    def __init__(self, device="auto"):
+        self.number, self.count, self.local = (int(os.environ.get(name, default)) for name, default in (
+            ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+        if self.count > 1 and not dist.is_initialized():
+            gpu = torch.cuda.is_available() and device != "cpu"
+            # what is in the CPU's memory goes through gloo, which notices at once when a process has gone
+            dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=datetime.timedelta(minutes=10))
+        if self.number:
+            sys.stdout = open(os.devnull, "w")
+
+    @property
+    def first(self):
+        return self.number == 0
+
+    def share(self, n):
+        """(lo, hi): which of n things are this rank's; shares differ by one at most."""
+        return n * self.number // self.count, n * (self.number + 1) // self.count
+
+    def sum(self, tensor):
+        """A tensor summed over the ranks, in place, the same bits everywhere; a number is made a tensor first."""
+        tensor = torch.as_tensor(tensor, dtype=torch.float64 if isinstance(tensor, float) else None)
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, number):
+        """The largest of the ranks' numbers (None is 0); None where all are 0. No rank's GPU is waited for."""
+        if self.count == 1:
+            return number
+        tensor = torch.tensor(number or 0)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return int(tensor) or None
+
+    def gather(self, content):
+        """A list of what each rank has, plain Python, on every rank."""
+        if self.count == 1:
+            return [content]
+        found = [None] * self.count
+        dist.all_gather_object(found, content)
+        return found
+
+    def wait(self):
+        """Until all are here."""
+        if self.count > 1:
+            self.any(0)
+
+    @contextlib.contextmanager
+    def told(self):
+        """Stop with one line when another rank has gone, which every exchange with it then meets."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not re.search("gloo|NCCL|Connection|[Tt]imed? ?out|peer|process group", str(error)):
+                raise
+            raise Stopped(f"of {self.count} ranks another one has gone ({first_line(error)[:150]});"
+                          f" the last checkpoint stays as it is, go on with --resume=True") from None
+
+    def close(self):
+        if self.count > 1:
+            dist.destroy_process_group()
+
+
+def check_ranks(cfg, optim_cfg, ranks):
+    """Refuse what cannot be shared out."""
+    if cfg.batch_size < ranks.count:
+        raise ValueError(f"batch_size={cfg.batch_size} is less than the {ranks.count} ranks; each needs a row")
+    if cfg.fsdp and ranks.count == 1:
+        raise ValueError("fsdp=True shares a model out over several ranks; start it with torchrun"
+                         " --nproc_per_node=N, or leave it out")
+    if cfg.fsdp and optim_cfg.optimizer == "adafactor":
+        raise ValueError("fsdp=True and optimizer=adafactor exclude each other: its row and column means are not"
+                         " made over ranks; take adamwscale or adamw")
+
+
+def pick_attention(model, cfg, n_source, device, dtype, ranks):
+    """Set the model's way to attend and return its name. auto on CUDA: the faster of SDPA and FlexAttention on self-
+    attention of this length, if its output and gradients equal the eager reference's there."""
+    name = cfg.attention
+    if name == "auto" and device.type == "cuda":
+        c = model.config
+        found = kernels.try_attention(["sdpa", "flex"], (min(cfg.micro_batch_size, 16), c.n_head, n_source, c.d_kv),
+                                      device, dtype)
+        for way, (seconds, error) in found.items():
+            print(f"attention {way}: {error or f'{seconds * 1e3:.2f} ms forward and backward'}")
+        name = ranks.gather(kernels.fastest(found))[0]          # all ranks do as the first one
+    model.set_attention(name)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    return name
+
+
+def over_ranks(model, ranks, device, fsdp=False):
+    """What to call for a training step: the model itself, in DistributedDataParallel, or, with fsdp, the model that
+    shard() has made. The gradients that come out are means over the ranks, summed up in the last backward pass before
+    each optimizer step: see last_micro."""
+    if ranks.count == 1 or fsdp:
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None,
+                                   broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def shard(model, ranks, device, compiled=False):
+    """Share out a model's weights over the ranks (FSDP2), and with them the gradients and moments: each holds a part
+    of every tensor, and a block's weights are whole only while it runs. The weights are rank 0's; the other ranks may
+    come with a model on torch's "meta" device. Returns a new model, set up as its config says."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    weights = model.state_dict() if ranks.first else {}
+    with torch.device("meta"):
+        model = type(model)(model.config)
+    mesh = init_device_mesh(device.type, (ranks.count,))
+    for block in (*model.encoder.blocks, *model.decoder.blocks):
+        if compiled:
+            block.compile()
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=device)
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return model
+
+
+@contextlib.contextmanager
+def whole(model):
+    """Give every rank all weights of a sharded model, for evaluation and generation, where ranks do different things
+    between two exchanges. Other models stay as they are."""
+    parts = [m for m in model.modules() if hasattr(m, "unshard")]
+    for part in parts:
+        part.set_reshard_after_forward(False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(part is not model)
+
+
+def whole_weights(model):
+    """All weights of a model by name, on the CPU where it is sharded; a sharded model's come to rank 0 alone."""
+    if not hasattr(model, "unshard"):
+        return model.state_dict()
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def number_of(tensor):
+    """A scalar that may be spread over ranks as a plain tensor."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def last_micro(model, is_last):
+    """A context for the pass of one micro-batch: the gradients of all ranks are summed in the last one alone."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(is_last)
+    elif hasattr(model, "no_sync") and not is_last:
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+# --- batches to the device -------------------------------------------------------------------------------------------
+
+class Feed:
+    """The batches of a run as tensors on the device: feed(step) is make(step), a list of tuples of arrays, there.
+
+    For a GPU the next step's are made in a thread and copied from pinned memory, so that neither waits for the other;
+    a batch follows from its step alone, so nothing that was made ahead could be lost. `last` is not made ahead."""
+
+    def __init__(self, make, last, device, thread=None):
+        self.make, self.last, self.device = make, last, device
+        self.pool = ThreadPoolExecutor(1) if (device.type == "cuda" if thread is None else thread) else None
+        self.ahead = {}                 # {step: what the thread makes}
+
+    def __call__(self, step):
+        if self.pool is None:
+            made = self.prepare(step)
+        else:
+            future = self.ahead.pop(step, None) or self.pool.submit(self.prepare, step)
+            if step + 1 < self.last:
+                self.ahead = {step + 1: self.pool.submit(self.prepare, step + 1)}
+            made = future.result()      # an error of the thread is raised here
+        return [tuple(x.to(self.device, non_blocking=True) for x in arrays) for arrays in made]
+
+    def prepare(self, step):
+        made = [tuple(torch.from_numpy(x) for x in arrays) for arrays in self.make(step)]
+        if self.device.type == "cuda":
+            made = [tuple(x.pin_memory() for x in arrays) for arrays in made]
+        return made
+
+    def close(self):
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 def write_atomically(path, write):
@@ -348,6 +577,83 @@ def save_checkpoint(out_dir, content, keep=1, best=False):
             old.unlink()
 
 
+def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, tokenizer=None):
+    """save_checkpoint of a run on any number of ranks, which all call it: adds weights and optimizer to `content`, of a
+    sharded model as files of each rank. With a tokenizer also out_dir/hf, the model in Hugging Face's format."""
+    sharded = hasattr(model, "unshard")
+    weights = whole_weights(model) if tokenizer or not sharded else None
+    if sharded:
+        content |= {"model": {}, "optimizer": {},
+                    "shards": save_shards(out_dir, content["step"], model, optimizer, ranks)}
+    if not ranks.first:
+        return
+    if not sharded:
+        content |= {"model": weights, "optimizer": optimizer.state_dict()}
+    if tokenizer:
+        model.save_pretrained(Path(out_dir) / "hf", tokenizer, weights)
+    save_checkpoint(out_dir, content, keep, best)
+    drop_shards(out_dir)
+
+
+def save_shards(out_dir, step, model, optimizer, ranks):
+    """Write each rank's part of a sharded run into out_dir/shards-STEP; returns the folder's name. The checkpoint that
+    names the folder is written after it: until then the old one holds."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    name = f"shards-{step:08d}"
+    if ranks.first:
+        shutil.rmtree(Path(out_dir) / name, ignore_errors=True)
+    ranks.wait()
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(out_dir) / name)
+    return name
+
+
+def drop_shards(out_dir):
+    """Remove the parts that no checkpoint names any more."""
+    folders = list(Path(out_dir).glob("shards-*"))
+    named = {torch.load(path, weights_only=True, mmap=True).get("shards")
+             for path in Path(out_dir).glob("*.pt")} if folders else set()
+    for folder in folders:
+        if folder.name not in named:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def restore(ckpt, out_dir, model, optimizer=None):
+    """Set the weights and, if given, the optimizer's state from a checkpoint, written by any number of ranks, sharded
+    or not, into a model that is or is not."""
+    if ckpt.get("shards") or hasattr(model, "unshard"):
+        return restore_shards(ckpt, out_dir, model, optimizer)
+    model.load_state_dict(ckpt["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(ckpt["optimizer"])
+
+
+def restore_shards(ckpt, out_dir, model, optimizer):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict as sd
+    if ckpt.get("shards"):                      # each rank reads its part, whoever wrote it
+        content = {"model": sd.get_model_state_dict(model)}
+        if optimizer is not None:
+            content["optimizer"] = sd.get_optimizer_state_dict(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")      # one process reads all parts
+            dcp.load(content, checkpoint_id=Path(out_dir) / ckpt["shards"])
+        options = sd.StateDictOptions()
+    else:                                       # of a run that was not sharded; its optimizer numbers the weights
+        content, options = {"model": ckpt["model"]}, sd.StateDictOptions(full_state_dict=True)
+        if optimizer is not None:
+            of = {p: name for name, p in model.named_parameters()}
+            names = [of[p] for group in optimizer.param_groups for p in group["params"]]
+            content["optimizer"] = {
+                "state": {names[i]: state for i, state in ckpt["optimizer"]["state"].items()},
+                "param_groups": [{**group, "params": [names[i] for i in group["params"]]}
+                                 for group in ckpt["optimizer"]["param_groups"]]}
+    sd.set_model_state_dict(model, content["model"], options=options)
+    if optimizer is not None:
+        sd.set_optimizer_state_dict(model, optimizer, content["optimizer"], options=options)
+
+
 def link(path, to):
     """A second name for a file, without a second copy where the file system allows it."""
     aside = to.with_name(to.name + ".tmp")
@@ -382,7 +688,7 @@ def load_checkpoint(path, needs=()):
 
 # --- log lines -------------------------------------------------------------------------------------------------------
 
-def describe_run(settings, argv):
+def describe_run(settings, argv, ranks):
     """What config.json records: settings, command, commit, versions, hardware."""
     here = Path(__file__).resolve().parent
     git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, text=True,
@@ -392,12 +698,13 @@ def describe_run(settings, argv):
             "commit": git.stdout.strip() if git and git.returncode == 0 else None,
             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "gpus": gpus,
+            "ranks": ranks.count,
             "started": time.strftime("%Y-%m-%d %H:%M:%S")}
 
 
 def weight_norm(model):
     """L2 norm of all weights together."""
-    return float(torch.nn.utils.get_total_norm(list(model.parameters())))
+    return float(number_of(torch.nn.utils.get_total_norm(list(model.parameters()))))
 
 
 class Metrics:
@@ -443,6 +750,16 @@ class Metrics:
             self.board.close()
         if self.wandb:
             self.wandb.finish()
+
+
+class NoMetrics:
+    """What the ranks have that do not write."""
+
+    def write(self, **record):
+        pass
+
+    def close(self):
+        pass
 
 
 def parsed(line):

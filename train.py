@@ -20,7 +20,7 @@ from configurator import config_files, configure
 from data import Batches, DataConfig
 from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, Ranks, RunConfig, check_finite
 
 
 @dataclass
@@ -90,21 +90,29 @@ def memory_estimate(cfg, t5, plan, n_params, optimizer, dtype, attention):
 
 
 @torch.no_grad()
-def evaluate(model, rows, micro_batch_size, device, autocast):
-    """Loss and token accuracy on held-out rows, a dict of val_loss (nats per target token) and val_accuracy."""
+def evaluate(model, rows, micro_batch_size, device, autocast, ranks):
+    """Loss and token accuracy on held-out rows, a dict of val_loss (nats per target token) and val_accuracy; each rank
+    takes its share of the rows."""
     was_training = model.training
     model.eval()
-    loss, correct, n_token = torch.zeros((), device=device), torch.zeros((), device=device), 0
-    for lo in range(0, rows.batch_size, micro_batch_size):
-        source, target = (torch.from_numpy(a).to(device) for a in rows.rows(0, lo, min(lo + micro_batch_size,
-                                                                                     rows.batch_size)))
-        with autocast:
-            logits = model.logits(source, target).float()
-        loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
-        correct = correct + (logits.argmax(-1) == target).sum()
-        n_token += target.numel()
+    total = torch.zeros(2, device=device)                       # loss, right tokens
+    with runtime.whole(model):
+        for lo, hi in pieces(ranks.share(rows.batch_size), micro_batch_size):
+            source, target = (torch.from_numpy(a).to(device) for a in rows.rows(0, lo, hi))
+            with autocast:
+                logits = model.logits(source, target).float()
+            total += torch.stack([
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"),
+                (logits.argmax(-1) == target).sum()])
     model.train(was_training)
-    return {"val_loss": float(loss) / n_token, "val_accuracy": float(correct) / n_token}
+    loss, correct = (ranks.sum(total) / (rows.batch_size * rows.plan.target)).tolist()
+    return {"val_loss": loss, "val_accuracy": correct}
+
+
+def pieces(span, size):
+    """A span of rows cut into such of `size` rows, the last one shorter: (0, 5), 2 -> (0, 2), (2, 4), (4, 5)"""
+    lo, hi = span
+    return [(at, min(at + size, hi)) for at in range(lo, hi, size)]
 
 
 def show_samples(model, tokenizer, rows, n, device):
@@ -121,12 +129,13 @@ def show_samples(model, tokenizer, rows, n, device):
             print(f"  {title}  {tokenizer.fill(source[0, part], filling)}")
 
 
-def open_data(data_dir):
+def open_data(data_dir, ranks):
     """The data folder's meta; the embedded corpus is prepared first if it is asked for and not there."""
-    if Path(data_dir).name == "pydocs" and not (Path(data_dir) / "meta.json").exists():
+    if Path(data_dir).name == "pydocs" and not (Path(data_dir) / "meta.json").exists() and ranks.first:
         import prepare
         print(f"{data_dir} is not there yet: preparing the embedded corpus")
         prepare.main(["--source=pydocs", f"--out_dir={data_dir}"])
+    ranks.wait()
     return data.read_meta(data_dir)
 
 
@@ -194,7 +203,17 @@ def main(argv=None):
     cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
     files = config_files(argv)
     out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'train'}")
-    device = runtime.pick_device(cfg.device)
+    ranks = Ranks(cfg.device)
+    runtime.check_ranks(cfg, optim_cfg, ranks)
+    device = runtime.pick_device(cfg.device, ranks)
+    with ranks.told():
+        code = train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv)
+    ranks.close()
+    return code
+
+
+def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
+    """The run; returns the exit code."""
     dtype = runtime.pick_dtype(cfg.dtype, device)
     plan = data.span_plan(data_cfg.input_length, data_cfg.noise_density, data_cfg.mean_span)
 
@@ -203,7 +222,7 @@ def main(argv=None):
         print(f"{data_cfg.data_dir} is not there; T5's 32,100 ids are assumed")
         meta = {"n_id": 32_100}
     else:
-        meta = open_data(data_cfg.data_dir)
+        meta = open_data(data_cfg.data_dir, ranks)
     if not cfg.dry_run:
         runtime.check_out_dir(cfg, out_dir)
     start = load_weights(cfg.init_from) if cfg.init_from and not cfg.resume and not cfg.dry_run else None
@@ -225,38 +244,46 @@ def main(argv=None):
     # model and optimizer, new or from a checkpoint
     autocast = runtime.autocast(device, dtype)
     torch.manual_seed(cfg.seed)
-    model = T5(t5_cfg).to(device)
-    model.set_attention(cfg.attention)
-    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    with contextlib.nullcontext() if ranks.first or not cfg.fsdp else torch.device("meta"):
+        model = T5(t5_cfg)
+    if start:
+        weights, sizes, vocabulary = start
+        check_start(cfg.init_from, sizes, t5_cfg, vocabulary, meta)
+        if ranks.first or not cfg.fsdp:
+            model.load_state_dict(weights)
+        del weights, start
+    compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
+    model = runtime.shard(model, ranks, device, compiled) if cfg.fsdp else model.to(device)
+    attention = runtime.pick_attention(model, cfg, plan.source, device, dtype, ranks)
     optimizer = make_optimizer(model, optim_cfg)
     at = Progress(losses=[])
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, meta, optim_cfg)
-        model.load_state_dict(ckpt["model"])
-        optimizer.load_state_dict(ckpt["optimizer"])
+        runtime.restore(ckpt, out_dir, model, optimizer)
         at = Progress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
         if at.step >= cfg.max_steps:
             print(f"done: {out_dir} is at step {at.step} of {cfg.max_steps}")
             return 0
-    elif start:
-        weights, sizes, vocabulary = start
-        check_start(cfg.init_from, sizes, t5_cfg, vocabulary, meta)
-        model.load_state_dict(weights)
-        del weights, start
-    compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
-    step_model = torch.compile(model) if compiled else model
+    step_model = runtime.over_ranks(model, ranks, device, cfg.fsdp)
+    step_model = torch.compile(step_model) if compiled and not cfg.fsdp else step_model
 
     # the run's folder and first lines
-    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings)
-    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
-    n_micro = cfg.batch_size // cfg.micro_batch_size
-    flops, peak = model.flops(cfg.batch_size, plan.source, plan.target), runtime.peak_flops(device, dtype)
+    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings, ranks)
+    if ranks.first:
+        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
+    micro_batches = pieces(ranks.share(cfg.batch_size), cfg.micro_batch_size)
+    n_micro = len(micro_batches)
+    ranks.wait()
+    flops = model.flops(cfg.batch_size, plan.source, plan.target)
+    peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
     print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
-          f" {str(dtype)[6:]}{', compiled' if compiled else ''}, dropout {t5_cfg.dropout}")
-    print(f"batch {cfg.micro_batch_size} rows x {n_micro} micro-batches = {cfg.batch_size} rows of"
+          f" {str(dtype)[6:]}{', compiled' if compiled else ''}, attention {attention}, dropout {t5_cfg.dropout}")
+    on_ranks = f" x {ranks.count} ranks" if ranks.count > 1 else ""
+    print(f"batch {micro_batches[0][1] - micro_batches[0][0]} rows x {n_micro} micro-batches{on_ranks}"
+          f" = {cfg.batch_size} rows of"
           f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps;"
           f" {held_out.batch_size:,} held-out rows")
     print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"
@@ -268,12 +295,13 @@ def main(argv=None):
         print(f"resumed at step {at.step:,}", flush=True)
 
     grad_norm, weight_norm, lr = torch.zeros(()), 0.0, 0.0
+    feed = runtime.Feed(lambda step: [batches.rows(step, lo, hi) for lo, hi in micro_batches], cfg.max_steps, device)
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
-    with runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file:
+    with (runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file, contextlib.closing(feed)):
         for step in range(at.step, cfg.max_steps + 1):      # the extra pass looks and saves, without an update
             # the first pass of a resumed run has logged and saved already, but may owe an evaluation
             done, new = step == cfg.max_steps, step > at.step
-            stopping = stop.received if not done else None
+            stopping = ranks.any(stop.received) if not done else None
             due_log = new and (done or step % cfg.log_every == 0)
             due_eval = step != at.evaluated and (done or step == 0
                                                  or (cfg.eval_every and step % cfg.eval_every == 0))
@@ -300,7 +328,7 @@ def main(argv=None):
                       f" {1 / rate:.2f} s/step | {line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} |"
                       f" ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
             if due_eval and not stopping:
-                result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast)
+                result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast, ranks)
                 val_loss = result["val_loss"]
                 check_finite(step, [torch.tensor(val_loss)], float(grad_norm), weight_norm)
                 at.evaluated, improved = step, step > 0 and val_loss < at.best
@@ -313,11 +341,9 @@ def main(argv=None):
             # keep
             if due_save or improved or stopping:
                 progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
-                content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                           "progress": progress, "settings": settings, "data": data_identity(meta)}
-                if improved and tokenizer:
-                    model.save_pretrained(out_dir / "hf", tokenizer)
-                runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
+                content = {"step": step, "progress": progress, "settings": settings, "data": data_identity(meta)}
+                runtime.save_run(out_dir, content, model, optimizer, ranks, cfg.keep, best=improved,
+                                 tokenizer=tokenizer if improved else None)
             if stopping:
                 print(f"stopped at step {step:,}; go on with --resume=True")
                 return 128 + stopping
@@ -331,25 +357,27 @@ def main(argv=None):
             for group in optimizer.param_groups:
                 group["lr"] = lr
             loss = 0.0
-            for micro in range(n_micro):
-                rows = batches.rows(step, micro * cfg.micro_batch_size, (micro + 1) * cfg.micro_batch_size)
-                source, target = (torch.from_numpy(a).to(device) for a in rows)
+            for (first_row, _), (source, target) in zip(micro_batches, feed(step), strict=True):
                 if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
-                    torch.manual_seed(int(data.key_of(cfg.seed, 4, step, micro)[0]) >> 1)
-                with autocast:
+                    torch.manual_seed(int(data.key_of(cfg.seed, 4, step, first_row)[0]) >> 1)
+                with autocast, runtime.last_micro(step_model, first_row == micro_batches[-1][0]):
                     part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
-                part.backward()
+                    (part * ranks.count).backward() # the mean over ranks of these gradients is that of the whole batch
                 loss = loss + part.detach()         # stays on the device: nothing waits
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+            grad_norm = runtime.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
+                                                                         optim_cfg.grad_clip or math.inf))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            at.losses.append(loss)
+            at.losses.append(ranks.sum(loss))
             n_timed += 1
 
     print(f"done: {cfg.max_steps:,} steps in {runtime.duration(at.seconds)}; best held-out loss {at.best:.4f}"
           f" (floor {floor:.4f}); see {out_dir}")
     if cfg.n_sample and tokenizer:
-        show_samples(model, tokenizer, held_out, cfg.n_sample, device)
+        with runtime.whole(model):
+            if ranks.first:
+                show_samples(model, tokenizer, held_out, cfg.n_sample, device)
+        ranks.wait()
     return 0
 
 

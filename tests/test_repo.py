@@ -19,7 +19,8 @@ from configurator import configure
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"configurator", "kernels", "model", "data", "optim", "runtime"}
-ALLOWED = {"model": {"kernels"}, "sources": {"runtime"}, "prepare": {"configurator", "data", "runtime", "sources"},
+ALLOWED = {"model": {"kernels"}, "runtime": {"kernels"},
+           "sources": {"runtime"}, "prepare": {"configurator", "data", "runtime", "sources"},
            "tasks": {"data"}, "score": {"runtime", "tasks"}, "train": BASE | {"prepare"},
            "finetune": BASE | {"score", "tasks"}, "bench": BASE, "sample": BASE}
 CLASSES = {"train": (train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config),

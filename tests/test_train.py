@@ -168,7 +168,7 @@ def evaluation(corpus, n, micro):
     torch.manual_seed(0)
     model = train.T5(train.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=48, n_head=3, n_layer=2, dropout=0.5))
     device = torch.device("cpu")
-    result = train.evaluate(model, rows, micro, device, runtime.autocast(device, torch.float32))
+    result = train.evaluate(model, rows, micro, device, runtime.autocast(device, torch.float32), runtime.Ranks())
     assert model.training
     return result, model, rows
 
