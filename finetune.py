@@ -26,7 +26,7 @@ import tasks
 from configurator import config_files, configure
 from model import T5, T5Config, config_from_hf, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, Ranks, RunConfig, check_finite
 from score import ScoreConfig
 from tasks import TaskConfig
 
@@ -128,13 +128,17 @@ def open_vocabulary(cfg, t5_cfg):
     return tokenizer, t5_cfg
 
 
-def open_model(cfg, t5_cfg, device):
+def open_model(cfg, t5_cfg, n_source, device, dtype, ranks):
     """The model with its starting weights."""
     torch.manual_seed(cfg.seed)
-    model = T5(t5_cfg).to(device) if cfg.model == "random" else T5.from_pretrained(cfg.model, device)
+    if cfg.fsdp and not ranks.first:
+        with torch.device("meta"):
+            model = T5(t5_cfg)
+    else:
+        model = T5(t5_cfg) if cfg.model == "random" else T5.from_pretrained(cfg.model)
+    model = runtime.shard(model, ranks, device, cfg.compile) if cfg.fsdp else model.to(device)
     model.set_dropout(t5_cfg.dropout)
-    model.set_attention(cfg.attention)
-    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    runtime.pick_attention(model, cfg, n_source, device, dtype, ranks)
     return model
 
 
@@ -154,36 +158,41 @@ def subset(n, most):
 
 
 @torch.no_grad()
-def validation_loss(model, rows, cfg, device, autocast):
-    """Nats per target token over all examples of `rows`."""
+def validation_loss(model, rows, cfg, device, autocast, ranks):
+    """Nats per target token over all examples of `rows`; the ranks take turns at batches."""
     was_training = model.training
     model.eval()
-    (sources, targets), loss, n_token = rows.epoch(), torch.zeros((), device=device), 0
-    for part in data.by_length([len(s) for s in sources], cfg.micro_batch_size):
-        source, target, mask = (torch.from_numpy(a).to(device) for a in tasks.padded(
-            [sources[i] for i in part], [targets[i] for i in part]))
-        with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
-                                           "a smaller --micro_batch_size"):
-            loss = loss + model(source, target, mask, reduction="sum")
-        n_token += sum(len(targets[i]) for i in part)
+    (sources, targets), loss = rows.epoch(), torch.zeros((), device=device)
+    batches = list(data.by_length([len(s) for s in sources], cfg.micro_batch_size))
+    with runtime.whole(model):
+        for part in batches[ranks.number::ranks.count]:
+            source, target, mask = (torch.from_numpy(a).to(device) for a in tasks.padded(
+                [sources[i] for i in part], [targets[i] for i in part]))
+            with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
+                                               "a smaller --micro_batch_size"):
+                loss = loss + model(source, target, mask, reduction="sum")
     model.train(was_training)
-    return float(loss) / n_token
+    return float(ranks.sum(loss)) / sum(map(len, targets))
 
 
 def to_score(example, text):
     return text, example.references, tasks.one_of(example)
 
 
-def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
-    """What the model writes for the examples of these numbers, and its scores: a list of (text, scores)."""
+def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title, ranks):
+    """What the model writes for the examples of these numbers, and its scores: a list of (text, scores). The ranks take
+    turns at batches, and each gets the whole list."""
     from tqdm import tqdm
     sources, _ = rows.epoch()
     suppress = rows.tokenizer.suppress(model.config.vocab_size, cfg.ban_sentinels)
     texts = {}
-    with (score.Scorer(len(numbers), score_cfg) as scorer,
-          tqdm(total=len(numbers), desc=title, unit=" examples", disable=None) as bar):
-        for part in data.by_length([len(sources[i]) for i in numbers], cfg.eval_batch_size):
-            part = [numbers[k] for k in part]
+    batches = [[numbers[k] for k in part]
+               for part in data.by_length([len(sources[i]) for i in numbers], cfg.eval_batch_size)]
+    batches = batches[ranks.number::ranks.count]
+    n = sum(map(len, batches))
+    with (score.Scorer(n, score_cfg) as scorer, runtime.whole(model),
+          tqdm(total=n, desc=title, unit=" examples", disable=None if ranks.first else True) as bar):
+        for part in batches:
             source, mask = (torch.from_numpy(a).to(device) for a in data.pad_rows([sources[i] for i in part]))
             with autocast, runtime.memory_told(f"{len(part)} sources of {source.shape[1]:,} ids",
                                                "a smaller --eval_batch_size"):
@@ -192,7 +201,10 @@ def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title):
             scorer.add(part, [to_score(rows.examples[i], texts[i]) for i in part])
             bar.update(len(part))
         scores = scorer.results()
-    return [(texts[i], scores[i]) for i in numbers]
+    found = {}
+    for part in ranks.gather({i: (texts[i], scores[i]) for i in texts}):
+        found |= part
+    return [found[i] for i in numbers]
 
 
 def open_test(task_cfg, cfg):
@@ -243,23 +255,25 @@ def warn_of_other_settings(cfg, task_cfg):
         print(f"warning: {cfg.model} was trained with {'; '.join(differ)}")
 
 
-def score_model(cfg, task_cfg, score_cfg, t5_cfg, argv):
+def score_model(cfg, task_cfg, score_cfg, t5_cfg, ranks, argv):
     """Score a model on test examples, without training."""
     out_dir = Path(cfg.out_dir or f"runs/eval_{Path(cfg.model).name}")
     check_unscored(cfg, out_dir)
-    device = runtime.pick_device(cfg.device)
-    autocast = runtime.autocast(device, runtime.pick_dtype(cfg.dtype, device))
+    device = runtime.pick_device(cfg.device, ranks)
+    dtype = runtime.pick_dtype(cfg.dtype, device)
+    autocast = runtime.autocast(device, dtype)
     tokenizer, t5_cfg = open_vocabulary(cfg, t5_cfg)
     warn_of_other_settings(cfg, task_cfg)
     rows = tasks.Rows(open_test(task_cfg, cfg), tokenizer, task_cfg)
     print("\n".join(tasks.length_report("test", rows)), flush=True)
     if cfg.dry_run:
         return 0
-    model = open_model(cfg, t5_cfg, device)
-    answers = answer(model, rows, range(len(rows)), cfg, score_cfg, device, autocast, "test")
-    score.report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
-    settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(t5_cfg)}
-    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
+    model = open_model(cfg, t5_cfg, task_cfg.max_source_length, device, dtype, ranks)
+    answers = answer(model, rows, range(len(rows)), cfg, score_cfg, device, autocast, "test", ranks)
+    if ranks.first:
+        score.report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
+        settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(t5_cfg)}
+        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     return 0
 
 
@@ -315,10 +329,10 @@ def check_resume(ckpt, settings, identity, optim_cfg, max_steps):
                          f" follow from that; resume with --max_steps={old}")
 
 
-def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
+def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
     """One run of one seed. Returns what its result.json holds, {} without test examples; the signal that stopped it;
     None after a dry run."""
-    device = runtime.pick_device(cfg.device)
+    device = runtime.pick_device(cfg.device, ranks)
     dtype = runtime.pick_dtype(cfg.dtype, device)
     autocast = runtime.autocast(device, dtype)
 
@@ -337,15 +351,14 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
     settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
 
     # model and optimizer, at the start or from a checkpoint
-    model = open_model(cfg, t5_cfg, device)
+    model = open_model(cfg, t5_cfg, task_cfg.max_source_length, device, dtype, ranks)
     model.train()
     optimizer = make_optimizer(model, optim_cfg)
     at = FinetuneProgress(losses=[])
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, identity, optim_cfg, max_steps)
-        model.load_state_dict(ckpt["model"])
-        optimizer.load_state_dict(ckpt["optimizer"])
+        runtime.restore(ckpt, out_dir, model, optimizer)
         at = FinetuneProgress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
@@ -356,40 +369,49 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
         if (at.step == max_steps or is_over(at, cfg)) and all(result.get(k, k) == v for k, v in known.items()):
             print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
             return result
-    step_model = torch.compile(model, dynamic=True) if cfg.compile else model
+    step_model = runtime.over_ranks(model, ranks, device, cfg.fsdp)
+    step_model = torch.compile(step_model, dynamic=True) if cfg.compile and not cfg.fsdp else step_model
 
     # the run's folder and first lines
-    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings)
-    runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv))
-    peak = runtime.peak_flops(device, dtype)
+    lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings, ranks)
+    if ranks.first:
+        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
+    ranks.wait()
+    peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
     print(f"{out_dir}: {cfg.model}, {model.n_params():,} parameters, on {device} in {str(dtype)[6:]}"
           f"{', compiled' if cfg.compile else ''}, dropout {t5_cfg.dropout}; {optim_cfg.optimizer} at"
-          f" {optim_cfg.learning_rate:g}, {optim_cfg.schedule}; {max_steps:,} steps of {cfg.batch_size} examples, an"
+          f" {optim_cfg.learning_rate:g}, {optim_cfg.schedule}; {max_steps:,} steps of {cfg.batch_size} examples"
+          f"{f' on {ranks.count} ranks' if ranks.count > 1 else ''}, an"
           f" epoch is {batches.steps_per_epoch:,}; seed {cfg.seed}", flush=True)
     if cfg.resume:
         print(f"resumed at step {at.step:,}", flush=True)
 
-    if not cfg.resume:                          # what the run before has left
+    if not cfg.resume and ranks.first:          # what the run before has left
         shutil.rmtree(out_dir / "before", ignore_errors=True)
         for name in ("predictions.jsonl", "result.json"):
             (out_dir / name).unlink(missing_ok=True)
 
     def test(folder, title, **more):
-        answers = answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title)
-        return score.report(test_examples, answers, score_cfg, folder, how_answered(cfg, task_cfg, **more))
+        answers = answer(model, rows["test"], test_numbers, cfg, score_cfg, device, autocast, title, ranks)
+        return score.report(test_examples, answers, score_cfg, folder if ranks.first else None,
+                            how_answered(cfg, task_cfg, **more))
+
+    def parts(step):
+        return batches.micro_batches(step, cfg.micro_batch_size, ranks.number, ranks.count)
 
     with lock_file:
         if cfg.score_before and test_examples and not at.step:
             test(out_dir / "before", "test before", steps=0)
 
         grad_norm, weight_norm, lr, n_real, flops = torch.zeros(()), 0.0, 0.0, 0, 0.0
+        feed = runtime.Feed(parts, max_steps, device)
         t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
-        with runtime.StopSignal() as stop, contextlib.closing(metrics):
+        with runtime.StopSignal() as stop, contextlib.closing(metrics), contextlib.closing(feed):
             for step in range(at.step, max_steps + 1):          # the extra pass looks and saves, without an update
                 # the first pass of a resumed run has logged and saved already, but may owe a validation
                 new = step > at.step
                 done = step == max_steps or is_over(at, cfg)
-                stopping = stop.received if not done else None
+                stopping = ranks.any(stop.received) if not done else None
                 due_eval = "val" in rows and step != at.evaluated and (
                     done or step == 0 or (eval_every and step % eval_every == 0))
                 due_log = new and (done or step % cfg.log_every == 0)
@@ -405,6 +427,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
                     at.seconds += elapsed
                 if due_log:
                     rate = n_timed / elapsed
+                    n_real, flops = ranks.sum(torch.tensor([n_real, flops], dtype=torch.float64)).tolist()
                     record = {"step": step, "epoch": step / batches.steps_per_epoch,
                               "loss": float(torch.stack(at.losses).mean()), "lr": lr, "grad_norm": float(grad_norm),
                               "weight_norm": weight_norm, "tokens_per_s": n_real / elapsed,
@@ -416,10 +439,11 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
                           f" {record['tokens_per_s']:,.0f} tokens/s | MFU {record['mfu']:.0%} |"
                           f" ETA {runtime.duration((max_steps - step) / rate)}", flush=True)
                 if due_eval and not stopping:
-                    result = {"val_loss": validation_loss(model, rows["val"], cfg, device, autocast)}
+                    result = {"val_loss": validation_loss(model, rows["val"], cfg, device, autocast, ranks)}
                     check_finite(step, [torch.tensor(result["val_loss"])], float(grad_norm), weight_norm)
                     if cfg.metric != "val_loss":
-                        answers = answer(model, rows["val"], val_numbers, cfg, score_cfg, device, autocast, "val")
+                        answers = answer(model, rows["val"], val_numbers, cfg, score_cfg, device, autocast, "val",
+                                         ranks)
                         means = score.mean([scores for _, scores in answers])
                         result |= {f"val_{m}": means[m] for m in score.METRICS}
                     value = result["val_loss"] if cfg.metric == "val_loss" else -result[f"val_{cfg.metric}"]
@@ -436,11 +460,11 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
                 # keep
                 if due_save or improved or stopping:
                     progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
-                    content = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                               "progress": progress, "settings": settings, "data": {**identity, "max_steps": max_steps}}
-                    if improved or (done and "val" not in rows):
-                        model.save_pretrained(out_dir / "hf", tokenizer)
-                    runtime.save_checkpoint(out_dir, content, cfg.keep, best=improved)
+                    content = {"step": step, "progress": progress, "settings": settings,
+                               "data": {**identity, "max_steps": max_steps}}
+                    to_hf = improved or (done and "val" not in rows)
+                    runtime.save_run(out_dir, content, model, optimizer, ranks, cfg.keep, best=improved,
+                                     tokenizer=tokenizer if to_hf else None)
                 if stopping:
                     print(f"stopped at step {step:,}; go on with --resume=True")
                     return stopping
@@ -453,33 +477,34 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, argv):
                 lr = lr_at(step, optim_cfg, max_steps)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
-                parts = batches.micro_batches(step, cfg.micro_batch_size)
-                n_target = sum(int((target != tasks.IGNORE).sum()) for _, target, _ in parts)
-                loss = 0.0
-                for micro, arrays in enumerate(parts):
-                    source, target, mask = (torch.from_numpy(a).to(device) for a in arrays)
+                loss, fed = 0.0, feed(step)
+                for micro, (source, target, mask, n_target, n_id) in enumerate(fed):
                     if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
-                        torch.manual_seed(int(data.key_of(cfg.seed, 7, step, micro)[0]) >> 1)
-                    with autocast, runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
-                                                       "a smaller --micro_batch_size"):
+                        noise = data.key_of(cfg.seed, 7, step, micro * ranks.count + ranks.number)
+                        torch.manual_seed(int(noise[0]) >> 1)
+                    with (autocast, runtime.last_micro(step_model, micro == len(fed) - 1),
+                          runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
+                                              "a smaller --micro_batch_size")):
                         part = step_model(source, target, mask, reduction="sum") / n_target
-                        part.backward()
+                        (part * ranks.count).backward() # the mean over ranks of these is the whole batch's gradient
                     loss = loss + part.detach()         # stays on the device: nothing waits
-                    n_real += int(arrays[2].sum()) + int((arrays[1] != tasks.IGNORE).sum())
+                    n_real += n_id
                     flops += model.flops(len(source), source.shape[1], target.shape[1])
-                grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim_cfg.grad_clip or math.inf)
+                grad_norm = runtime.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
+                                                                             optim_cfg.grad_clip or math.inf))
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                at.losses.append(loss)
+                at.losses.append(ranks.sum(loss))
                 n_timed += 1
 
-        if stop.received:
+        stopping = ranks.any(stop.received)     # also: until the first rank has written the best checkpoint
+        if stopping:
             print("stopped before the test; go on with --resume=True")
-            return stop.received
+            return stopping
         best = ""
         if "val" in rows:
             weights = runtime.load_checkpoint(out_dir / "best.pt", CKPT_KEYS)
-            model.load_state_dict(weights["model"])
+            runtime.restore(weights, out_dir, model)
             best = f"; best {cfg.metric} {abs(at.best):.4f} at step {weights['step']:,}"
         print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
         if not test_examples:
@@ -492,10 +517,21 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     cfg, task_cfg, score_cfg, optim_cfg, t5_cfg = configure(FinetuneConfig, TaskConfig, ScoreConfig, FinetuneOptim,
                                                             ModelConfig, argv=argv)
-    if cfg.predictions:
-        return score_file(cfg, task_cfg, score_cfg)
-    if cfg.eval_only:
-        return score_model(cfg, task_cfg, score_cfg, t5_cfg, argv)
+    ranks = Ranks(cfg.device)
+    runtime.check_ranks(cfg, optim_cfg, ranks)
+    with ranks.told():
+        if cfg.predictions:
+            code = score_file(cfg, task_cfg, score_cfg) if ranks.first else 0
+        elif cfg.eval_only:
+            code = score_model(cfg, task_cfg, score_cfg, t5_cfg, ranks, argv)
+        else:
+            code = train_seeds(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, ranks, argv)
+    ranks.close()
+    return code
+
+
+def train_seeds(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, ranks, argv):
+    """One run, or --n_seed runs and their spread; returns the exit code."""
     files = config_files(argv)
     out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'finetune'}")
     start = Path(cfg.model).expanduser().resolve()
@@ -505,12 +541,13 @@ def main(argv=None):
             for seed in range(cfg.seed, cfg.seed + cfg.n_seed)}
     if not cfg.dry_run:
         check_runs(cfg, out_dir, runs.values())
-        if cfg.n_seed > 1:
+        if cfg.n_seed > 1 and ranks.first:
             (out_dir / "result.json").unlink(missing_ok=True)
     results = []
     for seed, folder in runs.items():
         resume = cfg.resume and (folder / "ckpt.pt").exists()
-        result = train(replace(cfg, seed=seed, resume=resume), task_cfg, score_cfg, optim_cfg, t5_cfg, folder, argv)
+        result = train(replace(cfg, seed=seed, resume=resume), task_cfg, score_cfg, optim_cfg, t5_cfg, folder, ranks,
+                       argv)
         if cfg.dry_run:
             return 0
         if isinstance(result, int):                             # a signal
@@ -518,7 +555,8 @@ def main(argv=None):
         results += [result] if result else []
     if len(results) > 1:
         spread = score.spread(results)
-        runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": list(runs), **spread})
+        if ranks.first:
+            runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": list(runs), **spread})
         for name, s in spread.items():
             values = ", ".join(f"{v:.2f}" for v in s["values"])
             print(f"{name:<12} {s['mean']:.2f} +- {s['std']:.2f} over {len(results)} seeds ({values})")

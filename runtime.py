@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -429,7 +430,7 @@ def shard(model, ranks, device, compiled=False):
     come with a model on torch's "meta" device. Returns a new model, set up as its config says."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     weights = model.state_dict() if ranks.first else {}
     with torch.device("meta"):
         model = type(model)(model.config)
@@ -439,6 +440,8 @@ def shard(model, ranks, device, compiled=False):
             block.compile()
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    for name in ("logits", "generate"):         # beside forward: so that these may come first
+        register_fsdp_forward_method(model, name)
     model.to_empty(device=device)
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     return model
@@ -485,7 +488,7 @@ def last_micro(model, is_last):
 # --- batches to the device -------------------------------------------------------------------------------------------
 
 class Feed:
-    """The batches of a run as tensors on the device: feed(step) is make(step), a list of tuples of arrays, there.
+    """The batches of a run as tensors on the device: feed(step) is make(step), a list of tuples, with all arrays there.
 
     For a GPU the next step's are made in a thread and copied from pinned memory, so that neither waits for the other;
     a batch follows from its step alone, so nothing that was made ahead could be lost. `last` is not made ahead."""
@@ -503,13 +506,14 @@ class Feed:
             if step + 1 < self.last:
                 self.ahead = {step + 1: self.pool.submit(self.prepare, step + 1)}
             made = future.result()      # an error of the thread is raised here
-        return [tuple(x.to(self.device, non_blocking=True) for x in arrays) for arrays in made]
+        return [tuple(x.to(self.device, non_blocking=True) if torch.is_tensor(x) else x for x in part) for part in made]
 
     def prepare(self, step):
-        made = [tuple(torch.from_numpy(x) for x in arrays) for arrays in self.make(step)]
-        if self.device.type == "cuda":
-            made = [tuple(x.pin_memory() for x in arrays) for arrays in made]
-        return made
+        def tensor(x):
+            x = torch.from_numpy(x)
+            return x.pin_memory() if self.device.type == "cuda" else x
+
+        return [tuple(tensor(x) if isinstance(x, np.ndarray) else x for x in part) for part in self.make(step)]
 
     def close(self):
         if self.pool is not None:

@@ -639,15 +639,22 @@ class TaskBatches:
             self.batches = epoch_order(self.source.lengths(epoch), self.batch_size, self.pool, self.seed, epoch)
         return self.batches
 
-    def micro_batches(self, step, micro_batch_size):
-        """The padded arrays of a step, micro_batch_size examples at a time, alike in length: a list of
-        (source (B, S), target (B, T), source_mask (B, S)), int64, int64, bool."""
+    def micro_batches(self, step, micro_batch_size, rank=0, count=1):
+        """The padded arrays of a step, micro_batch_size examples at a time, alike in length: a list of (source (B, S),
+        target (B, T), source_mask (B, S), target tokens of the whole step, real ids here), int64, int64, bool, ints.
+        Of `count` ranks each takes every count-th example; one without any takes another's and learns nothing from it.
+        """
         epoch, number = divmod(step, self.steps_per_epoch)
         batch = self.order(epoch)[number]
         sources, targets = self.source.epoch(epoch)
         batch = sorted(batch, key=lambda i: len(sources[i]) + len(targets[i]))
-        return [padded([sources[i] for i in part], [targets[i] for i in part])
-                for part in (batch[lo:lo + micro_batch_size] for lo in range(0, len(batch), micro_batch_size))]
+        n_target, own = sum(len(targets[i]) for i in batch), batch[rank::count]
+        if not own:
+            source, target, mask = padded([sources[batch[0]]], [targets[batch[0]]])
+            return [(source, np.full_like(target, IGNORE), mask, n_target, 0)]
+        parts = [own[lo:lo + micro_batch_size] for lo in range(0, len(own), micro_batch_size)]
+        return [(*padded([sources[i] for i in part], [targets[i] for i in part]), n_target,
+                 sum(len(sources[i]) + len(targets[i]) for i in part)) for part in parts]
 
 
 def padded(sources, targets):

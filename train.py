@@ -9,7 +9,7 @@ import importlib.util
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -169,6 +169,10 @@ def load_weights(init_from):
     path = path / "ckpt.pt" if (path / "ckpt.pt").is_file() else path
     if path.is_file():
         ckpt = runtime.load_checkpoint(path, CKPT_KEYS)
+        if ckpt.get("shards"):
+            model = T5(T5Config(**{f.name: ckpt["settings"][f.name] for f in fields(T5Config)}))
+            runtime.restore(ckpt, path.parent, model)
+            ckpt["model"] = model.state_dict()
         return ckpt["model"], ckpt["settings"], {"vocabulary_sha256": ckpt["data"]["vocabulary_sha256"]}
     folder = pretrained_folder(init_from)
     model = T5.from_pretrained(folder)

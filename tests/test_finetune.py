@@ -176,7 +176,8 @@ def test_settings_reach_the_model(start):
     cfg, *_, t5_cfg = finetune.configure(finetune.FinetuneConfig, tasks.TaskConfig, score.ScoreConfig,
                                          finetune.FinetuneOptim, finetune.ModelConfig, argv=[
         f"--model={start}", "--dropout=0.3", "--attention=sdpa", "--gradient_checkpointing=True"])
-    model = finetune.open_model(cfg, finetune.open_vocabulary(cfg, t5_cfg)[1], torch.device("cpu"))
+    model = finetune.open_model(cfg, finetune.open_vocabulary(cfg, t5_cfg)[1], 32, torch.device("cpu"), torch.float32,
+                                runtime.Ranks())
     assert model.encoder.gradient_checkpointing and model.encoder.blocks[0].attention.attend.__name__ == "attend_sdpa"
     assert {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3} == {model.config.dropout}
 
@@ -523,7 +524,7 @@ def test_the_folder_is_locked_while_the_test_is_scored(start, pairs, tmp_path, m
     def answer(*args, real=finetune.answer):
         with pytest.raises(ValueError, match="in use by another process"):
             runtime.lock(tmp_path / ".lock", tmp_path)
-        found.append(args[-1])
+        found.append(args[-2])
         return real(*args)
 
     monkeypatch.setattr(finetune, "answer", answer)

@@ -441,12 +441,12 @@ def test_micro_batches_share_out_the_batch(tokenizer):
     for step in range(4):
         parts = batches.micro_batches(step, 3)
         whole, = batches.micro_batches(step, 8)
-        seen.append(sum(len(s) for s, _, _ in parts))
-        rows = [[row[m].tolist() for row, m in zip(s, m, strict=True)] for s, _, m in parts]
+        seen.append(sum(len(s) for s, *_ in parts))
+        rows = [[row[m].tolist() for row, m in zip(s, m, strict=True)] for s, _, m, *_ in parts]
         assert [r for part in rows for r in part] == [row[m].tolist() for row, m in zip(whole[0], whole[2],
                                                                                         strict=True)]
         sums = [len(source) + int((t != -100).sum()) for source, t in zip(
-            (r for part in rows for r in part), (t for _, ts, _ in parts for t in ts), strict=True)]
+            (r for part in rows for r in part), (t for _, ts, *_ in parts for t in ts), strict=True)]
         assert sums == sorted(sums)                             # so that micro-batches are padded less
     assert sorted(seen[:2]) == sorted(seen[2:]) == [2, 8]
 
@@ -458,11 +458,11 @@ def test_each_epoch_has_its_own_ids_and_order(tokenizer):
     batches = TaskBatches(rows, 4, 6, seed=1)
     for epoch in (0, 1):
         targets = [t.tolist() for step in range(6 * epoch, 6 * epoch + 6)
-                   for _, target, _ in batches.micro_batches(step, 4) for t in target]
+                   for _, target, *_ in batches.micro_batches(step, 4) for t in target]
         wanted = Rows(examples, tokenizer, TaskConfig(), seed=1, training=True).epoch(epoch)[1]
         assert sorted([i for i in t if i != -100] for t in targets) == sorted(t.tolist() for t in wanted)
         waste = [float((target == -100).mean()) for step in range(6 * epoch, 6 * epoch + 6)
-                 for _, target, _ in batches.micro_batches(step, 4)]
+                 for _, target, *_ in batches.micro_batches(step, 4)]
         assert sum(w > 0 for w in waste) <= 1                   # sorted: one batch at most holds both lengths
 
 
