@@ -230,9 +230,8 @@ class Stack(nn.Module):
 
     def step(self, y, cache):
         """The decoder on the newest id of each sequence: y (B, G, D) -> (B, G, D); the cache grows by these ids."""
-        hidden = cache.begin()
-        bucket, _ = self.buckets(1, cache.length, y.device)
-        bucket = bucket.repeat_interleave(cache.n_sequence, 1)
+        distance, hidden = cache.begin()
+        bucket = relative_bucket(distance, False, self.config.n_bucket, self.config.max_distance)
         for i, block in enumerate(self.blocks):
             if i < len(self.bias):
                 bias = self.position_bias(i, bucket, hidden)
@@ -248,27 +247,29 @@ class Cache:
             stands at place t * G + g for good; slots (B, G, t) tells which of them a sequence consists of. So no keys
             are copied when one beam goes on from another's ids.
     """
-    ROOM = 32                                                   # times that there is room for at first; then doubled
+    is_static = False
 
-    def __init__(self, blocks, memory, source_mask, n_sequence):
+    def __init__(self, blocks, memory, source_mask, n_sequence, room=32):
+        """room: times that there is room for at first; then doubled"""
         self.n_sequence, self.length = n_sequence, 0
         self.cross = [tuple(x.contiguous() for x in block.cross.keys_values(memory)) for block in blocks]
         self.memory_bias = padding_bias(source_mask)
-        self.own = [tuple(x.new_empty(*x.shape[:2], self.ROOM * n_sequence, x.shape[3]) for x in pair)
+        self.own = [tuple(x.new_empty(*x.shape[:2], room * n_sequence, x.shape[3]) for x in pair)
                     for pair in self.cross]
         self.slots = torch.empty(len(memory), n_sequence, 0, dtype=torch.long, device=memory.device)
 
     def begin(self):
-        """Make room for one more time; returns (B, 1, G, t * G), true where a key is another sequence's (None: it never
-        is)."""
+        """Make room for one more time; returns (1, t * G), how far behind the newest id each key lies (0, -1, ...), and
+        (B, 1, G, t * G), true where a key is another sequence's (None: it never is)."""
         self.length += 1
         if self.length * self.n_sequence > self.own[0][0].shape[2]:
             self.own = [tuple(F.pad(x, (0, 0, 0, x.shape[2])) for x in pair) for pair in self.own]
+        distance = torch.arange(1 - self.length, 1, device=self.slots.device)[None]
         if self.n_sequence == 1:
-            return None
+            return distance, None
         g = torch.arange(self.n_sequence, device=self.slots.device)
         self.slots = torch.cat([self.slots, g[None, :, None].expand(len(self.slots), -1, 1)], 2)
-        return (self.slots[..., None] != g).flatten(2)[:, None]
+        return distance.repeat_interleave(self.n_sequence, 1), (self.slots[..., None] != g).flatten(2)[:, None]
 
     def append(self, i, k, v):
         """Store the newest keys and values of block i, (B, H, G, K); returns all of them so far, (B, H, t * G, K)."""
@@ -294,6 +295,47 @@ class Cache:
         self.slots = take(self.slots)
         if self.memory_bias is not None:
             self.memory_bias = take(self.memory_bias)
+
+
+class StaticCache(Cache):
+    """The same with one shape at all times, so that a step can be compiled once and be replayed as a CUDA graph: there
+    is room for all times from the start, and what changes are the contents of tensors that stay where they are.
+
+    time    (), the time of the newest ids; place (G,), where their keys stand
+    slots   (B, G, room), -1 at times that are not written yet: no sequence consists of those, so they are hidden
+    """
+    is_static = True
+
+    def __init__(self, blocks, memory, source_mask, n_sequence, n_time):
+        room = math.ceil(n_time / 16) * 16                      # calls of like lengths have one shape
+        super().__init__(blocks, memory, source_mask, n_sequence, room)
+        for k, v in self.own:                                   # hidden is 0 times the value: that may be no NaN
+            k.zero_(), v.zero_()
+        device = memory.device
+        self.slots = torch.full((len(memory), n_sequence, room), -1, device=device)
+        self.time, self.place = torch.full((), -1, device=device), torch.arange(-n_sequence, 0, device=device)
+
+    def begin(self):
+        G, room = self.slots.shape[1:]
+        self.time.add_(1)
+        self.place.add_(G)
+        g, at = torch.arange(G, device=self.slots.device), torch.arange(room, device=self.slots.device)
+        self.slots.index_copy_(2, self.time[None], g[:, None].expand(len(self.slots), -1, 1))
+        distance = (at - self.time).repeat_interleave(G)[None]  # above 0 where nothing is written yet
+        return distance, (self.slots[..., None] != g).flatten(2)[:, None]
+
+    def append(self, i, k, v):
+        for whole, new in zip(self.own[i], (k, v), strict=True):
+            whole.index_copy_(2, self.place, new)
+        return self.own[i]
+
+    def follow(self, parent):
+        self.slots.copy_(self.slots.gather(1, parent[..., None].expand_as(self.slots)))
+
+    def tensors(self):
+        """All that it consists of, in one order."""
+        bias = [] if self.memory_bias is None else [self.memory_bias]
+        return [x for pair in self.cross + self.own for x in pair] + [self.slots, self.time, self.place] + bias
 
 
 def padding_bias(mask):
@@ -323,6 +365,7 @@ class T5(nn.Module):
         if config.tied:
             self.lm_head.weight = self.shared.weight
         self.tokenizer_files = []                               # what from_pretrained found beside the weights
+        self.compiled_steps = {}                                # by shapes: what generate(compile_step=True) compiled
         self.init_weights()
 
     @torch.no_grad()
@@ -418,9 +461,27 @@ class T5(nn.Module):
         """(B, G) newest ids -> (B, G, V) scores of what follows them; the cache holds what came before."""
         return self.head(self.decoder.step(self.shared(ids), cache)).float()
 
+    def compiled_step(self, cache):
+        """(next_logits compiled for the shapes of a static cache, the cache to use it with, which is filled like
+        `cache`). A CUDA graph reads and writes at fixed addresses, so both are kept for the next call of these shapes.
+        """
+        tensors = cache.tensors()
+        key = tuple((x.shape, x.dtype, x.device) for x in tensors)
+        if key not in self.compiled_steps:
+            for x in tensors:
+                torch._dynamo.mark_static_address(x)
+            self.compiled_steps[key] = cache, torch.compile(
+                type(self).next_logits, mode="reduce-overhead", fullgraph=True, dynamic=False, isolate_recompiles=True)
+        known, step = self.compiled_steps[key]
+        if known is not cache:
+            for old, new in zip(known.tensors(), tensors, strict=True):
+                old.copy_(new)
+        return lambda ids, cache: step(self, ids, cache), known     # bound here: a copy of the model calls itself
+
     @torch.no_grad()
     def generate(self, source, source_mask=None, max_new_tokens=128, num_beams=1, num_samples=1, temperature=0.0,
-                 top_k=0, top_p=1.0, length_penalty=1.0, early_stopping=False, suppress=(), seed=0, on_step=None):
+                 top_k=0, top_p=1.0, length_penalty=1.0, early_stopping=False, suppress=(), seed=0, on_step=None,
+                 static=None, compile_step=False):
         """Write a target for each source: greedy by default, sampled if temperature > 0, or by beam search.
 
         source       (B, S) ids; source_mask (B, S), 0 where source is padding
@@ -432,12 +493,17 @@ class T5(nn.Module):
         suppress     ids that never come out, such as data.Tokenizer.suppress gives
         seed         of the samples: an int (row r uses seed + r), or a list of one for each row
         on_step      called with the (B, num_samples) ids of each time (not by beam search)
+        static       True: each step has the same shapes and does not wait for the device. All rows stay in the batch
+                     until the last is complete, which is asked every 16 times only (at each one if there is an
+                     on_step). None: true on CUDA devices and with compile_step. Results are the same
+        compile_step compile the step (on CUDA devices: record it as a CUDA graph) at the first call of these shapes.
+                     What is compiled and its cache stay in memory until model.compiled_steps.clear()
         returns      (B * num_samples, up to max_new_tokens) ids, PAD after EOS; without dropout
 
         A row's result depends neither on its companions nor on how many they are, save for rounding; what a sample
-        has drawn up to some time, not on max_new_tokens. A row that is complete is taken out of the batch. One call at
-        a time: while it runs the model is in evaluation mode, and on an x86 CPU the decoder's weights are held a
-        second time, packed. Beam search is that of transformers 5 (num_beams, length_penalty and
+        has drawn up to some time, not on max_new_tokens. A row that is complete is taken out of the batch, unless
+        static. One call at a time: while it runs the model is in evaluation mode, and on an x86 CPU the decoder's
+        weights are held a second time, packed. Beam search is that of transformers 5 (num_beams, length_penalty and
         early_stopping mean the same); tests/test_generate.py.
         """
         if max_new_tokens < 1 or num_beams < 1 or num_samples < 1:
@@ -457,6 +523,8 @@ class T5(nn.Module):
         if num_beams == 1 and temperature == 0 and (num_samples > 1 or top_k > 0 or top_p < 1):
             raise ValueError(f"num_samples={num_samples}, top_k={top_k}, top_p={top_p} need a temperature above 0:"
                              f" without one the likeliest id is taken")
+        if static is False and compile_step:
+            raise ValueError("static=False and compile_step=True exclude each other: only a static step is compiled")
         if source_mask is not None and source_mask.shape != source.shape:
             raise ValueError(f"source_mask is {tuple(source_mask.shape)}, source {tuple(source.shape)}")
         if source_mask is not None and source_mask.all():
@@ -469,23 +537,30 @@ class T5(nn.Module):
             memory = self.encode(source, source_mask)
             if not memory.isfinite().all():
                 raise ValueError("the encoder's output is not finite: the weights are damaged, or dtype is too narrow")
-            cache = Cache(self.decoder.blocks, memory, source_mask, num_beams if num_beams > 1 else num_samples)
+            G, step = max(num_beams, num_samples), self.next_logits
+            if static or (static is None and (source.is_cuda or compile_step)):
+                cache = StaticCache(self.decoder.blocks, memory, source_mask, G, max_new_tokens)
+            else:
+                cache = Cache(self.decoder.blocks, memory, source_mask, G)
+            if compile_step:
+                step, cache = self.compiled_step(cache)
             del memory
             if num_beams > 1:
-                return self.beam_search(cache, max_new_tokens, num_samples, length_penalty, early_stopping, suppress)
-            return self.sample(cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step)
+                return self.beam_search(step, cache, max_new_tokens, num_samples, length_penalty, early_stopping,
+                                        suppress)
+            return self.sample(step, cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step)
 
-    def sample(self, cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step):
+    def sample(self, step, cache, max_new_tokens, temperature, top_k, top_p, suppress, seeds, on_step):
         """generate's loop for greedy search and samples."""
         n, G, device = len(cache.slots), cache.n_sequence, cache.slots.device
         result = torch.full((n, G, max_new_tokens), PAD, device=device)
-        ids, ended = result[:, :, 0], torch.zeros(n, G, dtype=torch.bool, device=device)
+        ids, ended = torch.full((n, G), PAD, device=device), torch.zeros(n, G, dtype=torch.bool, device=device)
         if temperature > 0:         # all random numbers of a row come from its own seed, (B, T, G)
             uniform = torch.stack([torch.rand(max_new_tokens, G, generator=torch.Generator().manual_seed(int(s)))
                                    for s in seeds]).to(device)
         rows = torch.arange(n, device=device)                   # which row each entry of the cache belongs to
         for t in range(max_new_tokens):
-            logits = self.next_logits(ids, cache).index_fill_(-1, suppress, -math.inf)
+            logits = step(ids, cache).index_fill_(-1, suppress, -math.inf)
             if temperature > 0:
                 ids = draw(logits / temperature, top_k, top_p, uniform[rows, t])
             else:
@@ -496,15 +571,20 @@ class T5(nn.Module):
                 on_step(result[:, :, t])
             ended = ended | (ids == EOS)
             going_on = ~ended.all(1)
-            if not going_on.all():
+            if cache.is_static:
+                if (on_step is not None or t % 16 == 15) and not going_on.any():
+                    break
+            elif not going_on.all():
                 order = compact(going_on)
                 if not len(order):
                     break
                 cache.select(order)
                 ids, ended, rows = ids[order], ended[order], rows[order]
-        return result.flatten(0, 1)[:, :t + 1]
+        result = result.flatten(0, 1)
+        before_eos = ((result == EOS).cumsum(1) == 0).any(0)    # (T,), true as long as some row goes on
+        return result[:, :int(before_eos.sum()) + 1]
 
-    def beam_search(self, cache, max_new_tokens, n_best, length_penalty, early_stopping, suppress):
+    def beam_search(self, step, cache, max_new_tokens, n_best, length_penalty, early_stopping, suppress):
         """generate's loop for beams. Each time the 2 G best continuations of a row are looked at: those among the
         first G that end are kept as results if they are better than the worst kept, the best G that do not end go on.
         A row is complete when all its G results are better than its best beam could become at its present length."""
@@ -516,8 +596,9 @@ class T5(nn.Module):
         score[:, 0] = 0.0                                       # at first all beams are the same: count one
         kept, kept_score = history.clone(), torch.full((n, G), -1e9, device=device)     # complete results of a row
         result, rows = history[:, :n_best].clone(), torch.arange(n, device=device)
+        ended = torch.zeros(n, dtype=torch.bool, device=device)
         for t in range(max_new_tokens):
-            logits = self.next_logits(ids, cache)
+            logits = step(ids, cache)
             total = logits.logsumexp(-1, keepdim=True)
             best, best_ids = logits.index_fill_(-1, suppress, -math.inf).topk(min(2 * G, V), -1)     # of each beam ...
             new_score, at = (score[..., None] + best - total).flatten(1).topk(2 * G, -1)            # ... and of a row
@@ -538,14 +619,19 @@ class T5(nn.Module):
             complete = kept_score[:, -1] > -1e9 if early_stopping else hopeless
             if t == max_new_tokens - 1:
                 complete = torch.ones_like(complete)
-            result[rows] = torch.where(complete[:, None, None], kept[:, :n_best], result[rows])
-            if complete.any():
+            new = complete & ~ended                             # a static cache's rows stay when they are complete
+            result[rows] = torch.where(new[:, None, None], kept[:, :n_best], result[rows])
+            ended = ended | complete
+            if cache.is_static:
+                if t % 16 == 15 and ended.all():
+                    break
+            elif complete.any():
                 order = compact(~complete)
                 if not len(order):
                     break
                 cache.select(order)
-                ids, score, history, kept, kept_score, rows = (
-                    x[order] for x in (ids, score, history, kept, kept_score, rows))
+                ids, score, history, kept, kept_score, rows, ended = (
+                    x[order] for x in (ids, score, history, kept, kept_score, rows, ended))
         result = result.flatten(0, 1)
         longest = (result != PAD).any(0).nonzero()
         return result[:, :int(longest.max()) + 1 if len(longest) else 1]
