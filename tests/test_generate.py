@@ -1,4 +1,5 @@
 """Generation: against transformers' greedy and beam search, against the model without a cache, and by frequencies."""
+import copy
 import importlib.util
 import math
 import platform
@@ -7,11 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_model import hugging_face_twin, ids, tiny_t5
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench
 import kernels
 import model as t5
-from model import Cache, Linear
+from model import Cache, Linear, StaticCache
 
 LENGTHS = [3, 40, 12, 7, 1, 25, 33, 9, 18, 5, 2, 30, 11, 14, 21, 6, 8, 37, 4, 16]
 
@@ -42,15 +46,22 @@ THEIR_CACHE = False      # transformers 5.24 cannot keep a cache for a decoder t
 
 @pytest.mark.parametrize("family", [*FAMILIES, "umT5"])
 @pytest.mark.parametrize("attention", ["auto", "eager"])
-def test_cached_steps_equal_the_whole_decoder(family, attention):
-    """At each of 150 times, past the room that the cache begins with and past the last bucket, to 1e-5."""
+@pytest.mark.parametrize("static", [False, True])
+def test_cached_steps_equal_the_whole_decoder(family, attention, static):
+    """At each of 150 times, past the room that the cache begins with and past the last bucket, to 1e-5. What stands in
+    a static cache where nothing is written yet does not count."""
     model = tiny_t5(**FAMILIES.get(family, dict(bias_per_layer=True))).eval()
     model.set_attention(attention)
     source, mask = prompts([20, 6, 1])
     target = ids(3, 150, seed=8)
     with torch.no_grad():
         whole = model.logits(source, target, mask)
-        cache = Cache(model.decoder.blocks, model.encode(source, mask), mask, 1)
+        start = model.decoder.blocks, model.encode(source, mask), mask, 1
+        cache = StaticCache(*start, 150) if static else Cache(*start)
+        if static:
+            for x in (x for pair in cache.own for x in pair):
+                assert x.shape[2] == 160 and not x.any()
+                x.fill_(30.0)
         for t, newest in enumerate(F.pad(target[:, :-1], (1, 0)).T):
             step = model.next_logits(newest[:, None], cache)[:, 0]
             torch.testing.assert_close(step, whole[:, t], atol=1e-5, rtol=0)
@@ -243,17 +254,156 @@ def test_the_lowest_and_the_highest_random_number_draw_ids_that_are_allowed():
         assert t5.draw(logits, 0, 1.0, u[None, None]) not in (5000, 5001)
 
 
+# --- static shapes ---------------------------------------------------------------------------------------------------
+
+VARIANTS = [dict(), dict(num_beams=4), dict(num_beams=4, early_stopping=True), dict(temperature=1.0, num_samples=3),
+            dict(num_beams=3, length_penalty=0.5, num_samples=2), dict(num_beams=3, length_penalty=2.0),
+            dict(temperature=1.5, top_k=20, top_p=0.8), dict(num_beams=3, suppress=[0, 5, 9, 40]),
+            dict(suppress=[0, 5, 9, 40])]
+
+
+@pytest.fixture
+def memory_holds_nan():
+    """What torch.empty gives is NaN: nothing may be read before it is written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "umT5", "deep decoder"])
+def test_static_shapes_give_the_same_ids(family, memory_holds_nan):
+    """Rows that end early, late or never, with padding and without: ids and shape, for each kind of search."""
+    shape = {"umT5": dict(bias_per_layer=True), "deep decoder": dict(n_layer=1, n_decoder_layer=4, seed=4)}
+    model, n_ids = lively_t5(eos=2.0, **FAMILIES.get(family, shape.get(family))), []
+    for lengths, variants in (([9, 4, 30, 1, 17, 12], VARIANTS), ([7, 7], VARIANTS[:2])):
+        source, mask = prompts(lengths)
+        for settings in variants:
+            a, b = (model.generate(source, mask, max_new_tokens=40, static=on, **settings) for on in (False, True))
+            assert a.tolist() == b.tolist(), settings
+            n_ids += [len(until_eos(row)) for row in a.tolist()]
+    assert len(set(n_ids)) > 5 and min(n_ids) < 10
+
+
+def counting_compile(monkeypatch):
+    """The graphs that torch.compile makes from now on, a list of lists of one entry a run; executed as they are."""
+    graphs, compile_ = [], torch.compile
+
+    def backend(graph, inputs):
+        runs = []
+        graphs.append(runs)
+        return lambda *args: runs.append(None) or graph(*args)
+
+    monkeypatch.setattr(torch, "compile", lambda f, mode=None, **more: compile_(f, **{"backend": backend, **more}))
+    return graphs
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(num_beams=3), dict(temperature=1.0, num_samples=2)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_static_step_is_compiled_once(settings, padded, monkeypatch):
+    """One graph for 40 times, no break (fullgraph raises at one), and none more for other sources of these shapes."""
+    model, graphs = lively_t5(), counting_compile(monkeypatch)
+    model.next_logits = torch.compile(model.next_logits, fullgraph=True)
+    source, mask = prompts([9, 4, 30] if padded else [30] * 3)
+    settings = dict(settings, suppress=[1])                         # no EOS: no row ends
+    wanted = lively_t5().generate(source, mask, max_new_tokens=40, **settings)
+    assert model.generate(source, mask, max_new_tokens=40, static=True, **settings).tolist() == wanted.tolist()
+    assert [len(runs) for runs in graphs] == [40]
+    model.generate(source.flip(1), mask, max_new_tokens=35, static=True, **settings)
+    assert [len(runs) for runs in graphs] == [75]
+
+
+def test_compiled_steps_are_kept_for_calls_of_their_shapes(monkeypatch):
+    """... and read other sources, changed weights, and what the call before left behind; a copied model is its own."""
+    model, graphs = lively_t5(eos=1.0), counting_compile(monkeypatch)
+    source, mask = prompts([9, 4, 30, 1])
+
+    def check(model, source, max_new_tokens, n_graphs, **settings):
+        a, b = (model.generate(source, mask, max_new_tokens=max_new_tokens, compile_step=on, **settings)
+                for on in (False, True))
+        assert a.tolist() == b.tolist() and len(graphs) == n_graphs
+        return b.tolist()
+
+    first = check(model, source, 20, 1)
+    assert check(model, source.flip(1), 30, 1) != first == check(model, source, 20, 1)
+    check(model, source, 33, 2)                                     # room for 48, not for 32
+    check(model, source, 20, 3, num_beams=3)
+    places = [x.data_ptr() for cache, _ in model.compiled_steps.values() for x in cache.tensors()]
+    check(model, source.flip(1), 24, 3, num_beams=3)
+    assert places == [x.data_ptr() for cache, _ in model.compiled_steps.values() for x in cache.tensors()]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    assert check(model, source, 20, 3) != first == other.generate(source, mask, 20, compile_step=True).tolist()
+    assert len(model.compiled_steps) == 3
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_all_but_the_newest_ids_stays_where_it_is(num_beams, monkeypatch):
+    """A CUDA graph copies whatever is not marked, and torch records none for a step that changes such a tensor."""
+    seen, compile_ = [], torch.compile
+
+    def look(graph, inputs):
+        meta = TracingContext.get().fw_metadata
+        changed = {i for i, info in enumerate(meta.input_info) if info.mutates_data}
+        copied = set(range(len(inputs))) - set(meta.static_input_indices)
+        seen.append((len(changed), changed & copied, [tuple(inputs[i].shape) for i in copied]))
+        return graph
+
+    backend = aot_autograd(fw_compiler=look, inference_compiler=look, keep_inference_input_mutations=True)
+    monkeypatch.setattr(torch, "compile", lambda f, mode, **more: compile_(f, backend=backend, **more))
+    source, mask = prompts([9, 4])
+    model = lively_t5()
+    model.generate(source, mask, max_new_tokens=5, num_beams=num_beams, compile_step=True)
+    assert seen == [(3 + 2 * len(model.decoder.blocks), set(), [(2, num_beams)])]   # slots, time, place; keys, values
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations after which the host knows a number from the device."""
+    n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(num_beams=3), dict(temperature=1.0, num_samples=2)])
+def test_a_static_search_asks_every_16_times_whether_all_have_ended(settings):
+    model, (source, mask) = lively_t5(), prompts([9, 4, 30])
+    settings, n, steps, inner = dict(settings, suppress=[1]), {}, [], model.next_logits
+    for static in (False, True):
+        for times in (16, 64):
+            with Waits() as waits:
+                model.generate(source, mask, max_new_tokens=times, static=static, **settings)
+            n[static, times] = waits.n
+    assert n[True, 64] - n[True, 16] == 3 and n[False, 64] - n[False, 16] >= 48
+    model.next_logits = lambda newest, cache: steps.append(len(newest)) or inner(newest, cache)
+    settings["suppress"] = [0, *range(2, 160)]                      # all end at once
+    got = model.generate(source, mask, max_new_tokens=64, static=True, **settings)
+    assert set(got.flatten().tolist()) == {1} and got.shape[1] == 1 and steps == [3] * 16
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_cuda_graphs_give_the_same_ids(settings):
+    model, (source, mask) = lively_t5(eos=2.0).cuda(), (x.cuda() for x in prompts([9, 4, 30, 1]))
+    wanted = model.generate(source, mask, max_new_tokens=40, static=False, **settings).tolist()
+    for more in (dict(), dict(compile_step=True), dict(compile_step=True)):
+        assert model.generate(source, mask, max_new_tokens=40, **settings, **more).tolist() == wanted
+
+
 # --- what it leaves behind -------------------------------------------------------------------------------------------
 
-def test_streaming_sees_each_id_and_modes_are_left_as_they_were():
+@pytest.mark.parametrize("static", [False, True])
+def test_streaming_sees_each_id_and_modes_are_left_as_they_were(static):
     model = lively_t5(eos=2.0, dropout=0.3)
     model.train()
     model.decoder.blocks[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
     source, mask = prompts([9, 4])
     seen = []
-    got = model.generate(source, mask, max_new_tokens=20, on_step=lambda newest: seen.append(newest.clone()))
-    assert torch.equal(torch.cat(seen, 1), got)
+    got = model.generate(source, mask, max_new_tokens=20, static=static,
+                         on_step=lambda newest: seen.append(newest.clone()))
+    assert torch.equal(torch.cat(seen, 1), got) and got.shape[1] < 15
     assert torch.equal(got, model.generate(source, mask, max_new_tokens=20))        # no dropout
     assert {name: module.training for name, module in model.named_modules()} == before
 
@@ -261,7 +411,7 @@ def test_streaming_sees_each_id_and_modes_are_left_as_they_were():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        model.generate(source, mask, on_step=stop)
+        model.generate(source, mask, on_step=stop, static=static)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert all(module.packed is None for module in model.modules() if isinstance(module, Linear))
     model(source, source).backward()                                                # trainable as before
@@ -339,6 +489,7 @@ def test_the_benchmark_runs_and_compares_ids(num_beams, capsys):
     (dict(num_beams=2, early_stopping="never"), "early_stopping=never"),
     (dict(num_beams=2, length_penalty=1000), "length_penalty=1000"),
     (dict(source_mask=torch.ones(1, 3)), r"source_mask is \(1, 3\), source \(1, 4\)"),
+    (dict(static=False, compile_step=True), "only a static step is compiled"),
     (dict(temperature=1.0, num_beams=2), "exclude each other"), (dict(num_beams=2, num_samples=3), "more than"),
 ])
 def test_settings_that_do_not_go_together(settings, part):
