@@ -7,31 +7,29 @@
 
 Stop it when you like (Ctrl-C, kill -9) and start it again with the same command: it goes on.
 
-One process reads the source and cuts it into blocks; the others parse and tokenize blocks; the first one writes
-them in order. Every input file ("shard") has one output file a split and one progress file, which says how many
-blocks of it are safely on disk; after a stop the output is cut back to that and the reading goes on from there.
+The main thread reads the source and cuts it into blocks, others parse and tokenize blocks (SentencePiece lets go of
+Python's lock meanwhile, so they fill as many cores), and the main one writes the ids in order. Every input file
+("shard") has one output file a split and one progress file, which says how many blocks of it are safely on disk; after
+a stop the output is cut back to that and the reading goes on from there.
 """
+import functools
 import hashlib
 import io
-import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
-import signal
-import threading
 import time
 from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from configurator import configure
-from data import EOS, FORMAT, N_SENTINEL, VOCABULARY, check_layout, file_hash, hub_file, load_vocabulary, sentinels
+from data import FORMAT, N_SENTINEL, VOCABULARY, check_layout, file_hash, hub_file, load_vocabulary, sentinels
+from files import lock, run, write_atomically, write_json
 from sources import SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
 
 COMMIT = 32                     # blocks between two commits of a shard
@@ -50,7 +48,7 @@ class PrepareConfig:
     n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
     val_share: float = 0.01         # share of documents held out, by their content, if there are no validation files
     shards: str | None = None       # FIRST:END of the source's files, to split the work over machines
-    n_proc: int = 0                 # worker processes; 0: one a core
+    n_proc: int = 0                 # threads that tokenize; 0: one a core; 1: reading and tokenizing take turns
     skip_bad: bool = False          # count and report lines and files that cannot be read, instead of stopping
     seed: int = 0                   # of the choice of held-out documents
     overwrite: bool = False         # start anew although out_dir was prepared with other settings
@@ -76,44 +74,33 @@ class PrepareConfig:
             raise ValueError(f"shards={self.shards!r} must read FIRST:END, as in 0:64")
 
 
-# --- tokenizing: what a worker does ----------------------------------------------------------------------------------
-
-def start_worker(vocabulary, settings):
-    """Load the vocabulary once a process. Ctrl-C is the parent's business, and its death is ours."""
-    global worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    worker = Encoder(load_vocabulary(vocabulary), **settings)
-
-
-def work(block, is_val):
-    return worker.encode(block, is_val)
-
+# --- tokenizing: what a thread does ----------------------------------------------------------------------------------
 
 class Encoder:
-    """Blocks to ids: encode(block, is_val) gives bytes of ids a split, a Counter and the bad lines."""
+    """Blocks to ids: encode(block, is_val) gives bytes of ids a split, a Counter and the bad lines; of many threads."""
 
     def __init__(self, vocabulary, source_cfg, dtype, val_share, seed):
         self.vocabulary, self.source_cfg, self.dtype = vocabulary, source_cfg, dtype
         self.limit, self.salt = int(val_share * 2 ** 64), seed.to_bytes(8, "little")
         self.unk = vocabulary.unk_id()
         # mT5's vocabularies hold the sentinels as pieces: text must not turn into them
-        self.markers = {i for i in range(vocabulary.get_piece_size())
-                        if re.fullmatch(r"\u2581?<extra_id_\d+>", vocabulary.id_to_piece(i))}
+        self.markers = [i for i in range(vocabulary.get_piece_size())
+                        if re.fullmatch(r"\u2581?<extra_id_\d+>", vocabulary.id_to_piece(i))]
 
-    def held_out(self, text):
+    def held_out(self, content):
         """Decided by the text alone: copies of a document land on one side, in whatever order files are read."""
-        digest = hashlib.blake2b(text.encode(), digest_size=8, key=self.salt).digest()
+        digest = hashlib.blake2b(content, digest_size=8, key=self.salt).digest()
         return int.from_bytes(digest, "little") < self.limit
 
     def ids_of(self, documents):
-        rows = self.vocabulary.encode(documents, num_threads=1)
+        """An int32 array of each document, closed by EOS; as arrays, since lists of ints take a third longer."""
+        encode = functools.partial(self.vocabulary.encode, num_threads=1, return_type="numpy")
+        rows = encode(documents, add_eos=True)
         if self.markers:
             for i, ids in enumerate(rows):
-                if not self.markers.isdisjoint(ids):
+                if np.isin(ids, self.markers).any():
                     pieces = re.split(r"(?<=<)(?=extra_id_)", documents[i])
-                    rows[i] = [t for piece in pieces for t in self.vocabulary.encode(piece)]
+                    rows[i] = np.concatenate([encode(piece, add_eos=piece is pieces[-1]) for piece in pieces])
         return rows
 
     def encode(self, block, is_val):
@@ -121,20 +108,20 @@ class Encoder:
         parts = {"train": [], "val": []}
         counts = Counter(bad=len(bad))
         for text, ids in zip(documents, self.ids_of(documents), strict=True):
-            counts["bytes"] += len(text.encode())
-            if not ids:                                         # nothing but blanks
+            content = text.encode()
+            counts["bytes"] += len(content)
+            if len(ids) == 1:                                   # nothing but blanks, and EOS
                 counts["empty"] += 1
                 continue
-            ids.append(EOS)
-            split = "val" if is_val or self.held_out(text) else "train"
+            split = "val" if is_val or self.held_out(content) else "train"
             parts[split].append(ids)
             counts[f"{split}_documents"] += 1
         blobs = {}
         for split, rows in parts.items():
-            n = sum(map(len, rows))
-            flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=self.dtype, count=n)
-            counts[f"{split}_tokens"], counts["unknown"] = n, counts["unknown"] + int((flat == self.unk).sum())
-            blobs[split] = flat.tobytes()
+            flat = np.concatenate(rows) if rows else np.empty(0, np.int32)
+            counts[f"{split}_tokens"] = len(flat)
+            counts["unknown"] += int(np.count_nonzero(flat == self.unk))
+            blobs[split] = flat.astype(self.dtype).tobytes()
         return blobs, counts, bad
 
 
@@ -227,16 +214,6 @@ def token_dtype(n_id):
 
 # --- writing: shards, progress, meta.json ----------------------------------------------------------------------------
 
-def write_atomically(path, write):
-    from runtime import write_atomically as call  # not at the top: it brings torch, which the workers do not need
-    call(path, write)
-
-
-def write_json(path, content):
-    from runtime import write_json as call
-    call(path, content)
-
-
 def refuse(bad, skip_bad):
     if bad and not skip_bad:
         raise ValueError(f"{bad[0]}; --skip_bad=True leaves such lines out and counts them")
@@ -290,7 +267,6 @@ class ShardWriter:
                                  f" again, or start anew with --overwrite=True")
 
     def open(self):
-        from runtime import lock
         for split, path in self.paths.items():
             self.files[split] = lock(path, path)
         self.load()                                             # again: nobody else writes any more
@@ -313,14 +289,13 @@ class ShardWriter:
         write_json(self.progress_file, {"counts": self.counts, "sizes": self.sizes, "blocks": self.blocks,
                                         "complete": complete, "bad": self.bad, "made_from": self.made_from})
 
-    def close(self):
+    def close(self):                                            # may come twice
         for file in self.files.values():
             file.close()
 
 
-def write_meta(cfg, source, out_dir, made_from, n_shards):
+def write_meta(cfg, source, out_dir, made_from, n_shards, vocabulary):
     """meta.json from every shard that the folder has a progress file of; returns it."""
-    vocabulary = load_vocabulary(out_dir / VOCABULARY)
     writers = [ShardWriter(out_dir, n, made_from) for n in range(n_shards)
                if (out_dir / "progress" / f"{n:05d}.json").exists()]
     counts = sum((w.counts for w in writers), Counter())
@@ -344,7 +319,6 @@ def write_meta(cfg, source, out_dir, made_from, n_shards):
 
 
 def main(argv=None):
-    from runtime import lock
     cfg, source_cfg = configure(PrepareConfig, SourceConfig, argv=argv)
     name = Path(source_cfg.source).name.split(".")[0] or "text"
     out_dir = Path(cfg.out_dir or f"data/{name}")
@@ -372,40 +346,48 @@ def main(argv=None):
             return 0
         made_from = hashlib.sha256(json.dumps(record).encode()).hexdigest()
         writers = [(ShardWriter(out_dir, number, made_from), shard) for number, shard in mine]
-        _, n_id = sentinels(load_vocabulary(out_dir / VOCABULARY), cfg.n_sentinel)
-        settings = dict(source_cfg=source_cfg, dtype=token_dtype(n_id), seed=cfg.seed,
-                        val_share=0.0 if held_out else cfg.val_share)
-        tokenize(cfg, out_dir, writers, settings)
+        loaded = load_vocabulary(out_dir / VOCABULARY)
+        _, n_id = sentinels(loaded, cfg.n_sentinel)
+        encoder = Encoder(loaded, source_cfg, token_dtype(n_id), 0.0 if held_out else cfg.val_share, cfg.seed)
+        tokenize(cfg, out_dir, writers, encoder)
         with lock(out_dir / "progress" / "meta_lock", out_dir, wait=True):      # other shards may end at this moment
-            meta = write_meta(cfg, source_cfg.source, out_dir, made_from, len(shards))
+            meta = write_meta(cfg, source_cfg.source, out_dir, made_from, len(shards), loaded)
     report(cfg, out_dir, meta, [line for w, _ in writers for line in w.bad], time.time() - t0)
     return 0
 
 
-def tokenize(cfg, out_dir, writers, settings):
+def tokenize(cfg, out_dir, writers, encoder):
     """Tokenize shards into out_dir, (writer, shard) pairs, from wherever an earlier call stopped."""
     total = {split: sum(w.counts[f"{split}_tokens"] for w, s in writers) for split in ("train", "val")}
     limits = {"train": cfg.n_tokens, "val": cfg.n_val_tokens}
-    n_proc = cfg.n_proc or os.cpu_count()
+    n_proc = cfg.n_proc or max(2, os.cpu_count())       # 2: so that one core does not wait for a remote source
     by_tokens = cfg.n_tokens is not None
     bar = progress(desc=str(out_dir), total=cfg.n_tokens if by_tokens else sum(s.size for _, s in writers),
                    initial=total["train"] if by_tokens else sum(s.size for w, s in writers if w.complete),
                    unit=" tokens" if by_tokens else "B", unit_scale=True)
-    t0, text = time.time(), 0
-    pool = ProcessPoolExecutor(n_proc, multiprocessing.get_context("spawn"), start_worker,
-                               (str(out_dir / VOCABULARY), settings))
+    t0, text, read_bytes = time.time(), 0, 0
+    pool = ThreadPoolExecutor(n_proc)
 
     def full(shard):
         split = "val" if shard.is_val else "train"
         return limits[split] is not None and total[split] >= limits[split]
 
-    try:
+    def blocks():
+        """(writer, shard, block) of all shards, so that no thread is idle from one file to the next; None ends one."""
         for writer, shard in writers:
             if writer.complete or full(shard):
                 continue
             writer.open()
-            blocks, read_bytes, exhausted = read_blocks(shard, settings["source_cfg"], writer.blocks), 0, True
-            for now, blobs, counts, bad in in_order(pool, blocks, shard.is_val, ahead=3 * n_proc):
+            for block in read_blocks(shard, encoder.source_cfg, writer.blocks):
+                yield writer, shard, block
+            yield writer, shard, None
+
+    try:
+        for writer, shard, now, result in in_order(blocks(), encoder, pool, n_proc):
+            if full(shard):
+                continue                                # of what was read ahead nothing counts
+            if result:
+                blobs, counts, bad = result
                 if bad and not cfg.skip_bad:
                     writer.commit()                     # so that --skip_bad=True goes on from here
                     refuse(bad, cfg.skip_bad)
@@ -414,35 +396,35 @@ def tokenize(cfg, out_dir, writers, settings):
                     total[split] += counts[f"{split}_tokens"]
                 text += counts["bytes"]
                 bar.update(counts["train_tokens"] if by_tokens else now - read_bytes)
-                read_bytes = now
                 rate = text / 1e6 / (time.time() - t0)
                 bar.set_postfix_str(f"{sum(total.values()):,} tokens, {rate:.1f} MB/s of text", refresh=False)
-                if writer.blocks % COMMIT == 0:
-                    writer.commit()
-                if full(shard):
-                    exhausted = False                   # or not known: another call looks
-                    break
-            writer.commit(complete=exhausted)
-            writer.close()
-    except BrokenProcessPool:
-        raise OSError("a worker process was ended from outside (out of memory?); start the same command again to go on,"
-                      " or with a smaller --n_proc") from None
+            read_bytes = now
+            if full(shard) or not result:
+                writer.commit(complete=not result)      # a full one may have more text or not: another call looks
+                writer.close()
+            elif writer.blocks % COMMIT == 0:
+                writer.commit()
     finally:
         bar.close()
         pool.shutdown(wait=False, cancel_futures=True)
+        for writer, _ in writers:
+            writer.close()
 
 
-def in_order(pool, blocks, is_val, ahead):
-    """Yield (bytes of the file read, ids, counts, bad lines) of each block in order, while workers do the next ones."""
+def in_order(blocks, encoder, pool, n_proc):
+    """Yield (writer, shard, bytes of the file read, what Encoder.encode gives) of each block in order, while threads do
+    the next ones. At a shard's end the last two are 0 and None."""
     waiting = deque()
     while True:
-        while len(waiting) < ahead and (block := next(blocks, None)) is not None:
-            waiting.append((block.read_bytes, pool.submit(work, block, is_val)))
-            del block                                   # or the last one stays in memory
+        while len(waiting) < 3 * n_proc and (found := next(blocks, None)):
+            writer, shard, block = found
+            future = block and pool.submit(encoder.encode, block, shard.is_val)
+            waiting.append((writer, shard, block.read_bytes if block else 0, future))
+            del found, block                            # or the last one stays in memory
         if not waiting:
             return
-        read_bytes, future = waiting.popleft()
-        yield read_bytes, *future.result()
+        *where, future = waiting.popleft()
+        yield *where, future and future.result()
 
 
 def report(cfg, out_dir, meta, bad, seconds):
@@ -471,5 +453,4 @@ def report(cfg, out_dir, meta, bad, seconds):
 
 
 if __name__ == "__main__":
-    from runtime import run
     run(main)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from files import first_line, write_atomically
+
 BLOCK = 1 << 20                 # bytes of text in a block
 LONGEST = 64 << 20              # bytes; a longer document counts as bad
 KINDS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}    # the first three also with .gz
@@ -117,10 +119,6 @@ def hub_shards(cfg):
     return sorted(shards, key=lambda s: (not s.is_val, s.name))
 
 
-def first_line(error):
-    return str(error).partition("\n")[0]
-
-
 def wait_to_retry(attempt, what, error):
     """Tell about a network failure and wait 1, 2, 4 ... at most 60 seconds."""
     pause = min(60, 2 ** attempt)
@@ -158,7 +156,6 @@ def write_pydocs(path):
                 seen.add(text)
                 file.write((json.dumps({"text": text, "origin": origin}) + "\n").encode())
 
-    from runtime import write_atomically  # not at the top: it brings torch, which the workers do not need
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, write)
 
