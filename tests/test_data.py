@@ -1,7 +1,9 @@
 """Span corruption, windows and batches."""
 import itertools
 import json
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,6 +198,56 @@ def test_a_damaged_folder_is_refused_by_name(tmp_path):
         data.read_meta(folder)
     with pytest.raises(FileNotFoundError, match=r"prepare\.py"):
         data.read_meta(tmp_path / "nothing")
+
+
+def sparse_folder(path, n_byte, parts):
+    """A data folder of n_byte of training tokens, all zeros that take no room on the disk; None where they would."""
+    folder = make_folder(path, parts=1)
+    meta = json.loads((folder / "meta.json").read_text())
+    size = n_byte // parts // 2 * 2
+    meta["splits"]["train"] = {"tokens": parts * size // 2, "documents": 1, "parts": [
+        {"name": f"train-{i}.bin", "tokens": size // 2} for i in range(parts)]}
+    for i in range(parts):
+        file = folder / f"train-{i}.bin"
+        with open(file, "wb") as out:
+            out.truncate(1 << 20 if i == 0 else size)
+        if i == 0:                                          # tried on a small one, so that no disk is filled
+            if getattr(file.stat(), "st_blocks", 1 << 20) * 512 > 1 << 16:
+                return None
+            with open(file, "ab") as out:
+                out.truncate(size)
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def private_memory():
+    """Bytes that this process holds for itself, mapped files not counted; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def test_ten_gigabytes_are_opened_at_once_and_read_in_flat_memory(tmp_path):
+    """Seconds are generous bounds of what takes far less; 20 MB are about five times what one batch of rows takes."""
+    folder = sparse_folder(tmp_path / "big", 10 ** 10, parts=10)
+    if folder is None:
+        pytest.skip("this file system has no sparse files")
+    t0 = time.time()
+    batches = Batches(Tokens(folder, "train"), span_plan(512), 0, 128, SENTINEL)
+    opened = time.time()
+    source, _ = batches.rows(0)
+    assert opened - t0 < 5 and time.time() - opened < 5
+    assert len(batches.tokens) == 5 * 10 ** 9 and source.shape == (128, 512)
+    for step in range(1, 20):                               # the allocator has its buffers by then
+        batches.rows(step)
+    before = private_memory()
+    for step in range(20, 320):
+        batches.rows(step)
+    assert private_memory() - before < 20 << 20
+    starts = batches.starts(np.arange(2000 * 128))
+    assert len(np.unique(starts)) == 2000 * 128
+    shares = np.bincount(starts // (5 * 10 ** 8), minlength=10) / len(starts)
+    assert len(shares) == 10 and abs(shares - 0.1).max() < 0.01     # 0.0006 is one sigma
 
 
 # --- order and batches -----------------------------------------------------------------------------------------------
