@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import re
 from dataclasses import dataclass
@@ -215,6 +216,9 @@ class Tokens:
         meta = meta or read_meta(data_dir)
         parts = [p for p in meta["splits"][split]["parts"] if p["tokens"]]
         self.maps = [np.memmap(Path(data_dir) / p["name"], dtype=meta["dtype"], mode="r") for p in parts]
+        if hasattr(mmap, "MADV_RANDOM"):                        # windows lie anywhere: else 128 KB are fetched for 1 KB
+            for m in self.maps:
+                m._mmap.madvise(mmap.MADV_RANDOM)               # 10 GB, nothing cached: 16 to 30 batches/s without, 150
         self.ends = np.cumsum([len(m) for m in self.maps], dtype=np.int64)
         self.dtype, self.name = np.dtype(meta["dtype"]), f"{data_dir} ({split})"
 

@@ -48,7 +48,7 @@ class PrepareConfig:
     n_val_tokens: int = 10_000_000  # stop reading validation files after about so many
     val_share: float = 0.01         # share of documents held out, by their content, if there are no validation files
     shards: str | None = None       # FIRST:END of the source's files, to split the work over machines
-    n_proc: int = 0                 # threads that tokenize; 0: one a core; 1: reading and tokenizing take turns
+    n_proc: int = 0                 # threads that tokenize; 0: one a core
     skip_bad: bool = False          # count and report lines and files that cannot be read, instead of stopping
     seed: int = 0                   # of the choice of held-out documents
     overwrite: bool = False         # start anew although out_dir was prepared with other settings
