@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import data
+import files
 import runtime
 from configurator import configure
 from data import Batches, DataConfig
@@ -238,4 +239,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    runtime.run(main)
+    files.run(main)

@@ -32,13 +32,18 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Stopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(f"stopped: {who()}{error}", file=sys.stderr)
         sys.exit(1)
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not raised_here(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {who()}{error}", file=sys.stderr)
         sys.exit(2)
+
+
+def who():
+    """Which of a run's processes speaks, but for the first one (torchrun numbers them)."""
+    return "" if os.environ.get("RANK", "0") == "0" else f"rank {os.environ['RANK']}: "
 
 
 def ended(number, frame):

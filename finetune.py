@@ -20,13 +20,16 @@ import numpy as np
 import torch
 
 import data
+import distributed
+import files
 import runtime
 import score
 import tasks
 from configurator import config_files, configure
+from distributed import Ranks
 from model import T5, T5Config, config_from_hf, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import CKPT_KEYS, Progress, Ranks, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 from score import ScoreConfig
 from tasks import TaskConfig
 
@@ -136,7 +139,7 @@ def open_model(cfg, t5_cfg, n_source, device, dtype, ranks):
             model = T5(t5_cfg)
     else:
         model = T5(t5_cfg) if cfg.model == "random" else T5.from_pretrained(cfg.model)
-    model = runtime.shard(model, ranks, device, cfg.compile) if cfg.fsdp else model.to(device)
+    model = distributed.shard(model, ranks, device, cfg.compile) if cfg.fsdp else model.to(device)
     model.set_dropout(t5_cfg.dropout)
     runtime.pick_attention(model, cfg, n_source, device, dtype, ranks)
     return model
@@ -164,7 +167,7 @@ def validation_loss(model, rows, cfg, device, autocast, ranks):
     model.eval()
     (sources, targets), loss = rows.epoch(), torch.zeros((), device=device)
     batches = list(data.by_length([len(s) for s in sources], cfg.micro_batch_size))
-    with runtime.whole(model):
+    with distributed.whole(model):
         for part in batches[ranks.number::ranks.count]:
             source, target, mask = (torch.from_numpy(a).to(device) for a in tasks.padded(
                 [sources[i] for i in part], [targets[i] for i in part]))
@@ -190,7 +193,7 @@ def answer(model, rows, numbers, cfg, score_cfg, device, autocast, title, ranks)
                for part in data.by_length([len(sources[i]) for i in numbers], cfg.eval_batch_size)]
     batches = batches[ranks.number::ranks.count]
     n = sum(map(len, batches))
-    with (score.Scorer(n, score_cfg) as scorer, runtime.whole(model),
+    with (score.Scorer(n, score_cfg) as scorer, distributed.whole(model),
           tqdm(total=n, desc=title, unit=" examples", disable=None if ranks.first else True) as bar):
         for part in batches:
             source, mask = (torch.from_numpy(a).to(device) for a in data.pad_rows([sources[i] for i in part]))
@@ -273,7 +276,7 @@ def score_model(cfg, task_cfg, score_cfg, t5_cfg, ranks, argv):
     if ranks.first:
         score.report(rows.examples, answers, score_cfg, out_dir, how_answered(cfg, task_cfg))
         settings = {**asdict(cfg), **asdict(task_cfg), **asdict(score_cfg), **asdict(t5_cfg)}
-        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
+        files.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     return 0
 
 
@@ -358,7 +361,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, identity, optim_cfg, max_steps)
-        runtime.restore(ckpt, out_dir, model, optimizer)
+        distributed.restore(ckpt, out_dir, model, optimizer)
         at = FinetuneProgress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
@@ -369,13 +372,13 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
         if (at.step == max_steps or is_over(at, cfg)) and all(result.get(k, k) == v for k, v in known.items()):
             print(f"done: {out_dir} is at step {at.step:,} of {max_steps:,} and has its scores")
             return result
-    step_model = runtime.over_ranks(model, ranks, device, cfg.fsdp)
+    step_model = distributed.over_ranks(model, ranks, device, cfg.fsdp)
     step_model = torch.compile(step_model, dynamic=True) if cfg.compile and not cfg.fsdp else step_model
 
     # the run's folder and first lines
     lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings, ranks)
     if ranks.first:
-        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
+        files.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     ranks.wait()
     peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
     print(f"{out_dir}: {cfg.model}, {model.n_params():,} parameters, on {device} in {str(dtype)[6:]}"
@@ -482,7 +485,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
                     if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
                         noise = data.key_of(cfg.seed, 7, step, micro * ranks.count + ranks.number)
                         torch.manual_seed(int(noise[0]) >> 1)
-                    with (autocast, runtime.last_micro(step_model, micro == len(fed) - 1),
+                    with (autocast, distributed.last_micro(step_model, micro == len(fed) - 1),
                           runtime.memory_told(f"{len(source)} examples of {source.shape[1]:,} ids",
                                               "a smaller --micro_batch_size")):
                         part = step_model(source, target, mask, reduction="sum") / n_target
@@ -490,7 +493,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
                     loss = loss + part.detach()         # stays on the device: nothing waits
                     n_real += n_id
                     flops += model.flops(len(source), source.shape[1], target.shape[1])
-                grad_norm = runtime.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
+                grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
                                                                              optim_cfg.grad_clip or math.inf))
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -504,7 +507,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
         best = ""
         if "val" in rows:
             weights = runtime.load_checkpoint(out_dir / "best.pt", CKPT_KEYS)
-            runtime.restore(weights, out_dir, model)
+            distributed.restore(weights, out_dir, model)
             best = f"; best {cfg.metric} {abs(at.best):.4f} at step {weights['step']:,}"
         print(f"done: {at.step:,} steps in {runtime.duration(at.seconds)}{best}; the model is {out_dir}/hf", flush=True)
         if not test_examples:
@@ -518,7 +521,7 @@ def main(argv=None):
     cfg, task_cfg, score_cfg, optim_cfg, t5_cfg = configure(FinetuneConfig, TaskConfig, ScoreConfig, FinetuneOptim,
                                                             ModelConfig, argv=argv)
     ranks = Ranks(cfg.device)
-    runtime.check_ranks(cfg, optim_cfg, ranks)
+    distributed.check_ranks(cfg, optim_cfg, ranks)
     with ranks.told():
         if cfg.predictions:
             code = score_file(cfg, task_cfg, score_cfg) if ranks.first else 0
@@ -532,8 +535,8 @@ def main(argv=None):
 
 def train_seeds(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, ranks, argv):
     """One run, or --n_seed runs and their spread; returns the exit code."""
-    files = config_files(argv)
-    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'finetune'}")
+    configs = config_files(argv)
+    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in configs) or 'finetune'}")
     start = Path(cfg.model).expanduser().resolve()
     if out_dir.resolve() in (start, *start.parents):
         raise ValueError(f"{out_dir} holds the model to start from; name another --out_dir")
@@ -556,7 +559,7 @@ def train_seeds(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, ranks, argv):
     if len(results) > 1:
         spread = score.spread(results)
         if ranks.first:
-            runtime.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": list(runs), **spread})
+            files.write_json(out_dir / "result.json", {"model": cfg.model, "seeds": list(runs), **spread})
         for name, s in spread.items():
             values = ", ".join(f"{v:.2f}" for v in s["values"])
             print(f"{name:<12} {s['mean']:.2f} +- {s['std']:.2f} over {len(results)} seeds ({values})")
@@ -577,4 +580,4 @@ def check_runs(cfg, out_dir, folders):
 
 
 if __name__ == "__main__":
-    runtime.run(main)
+    files.run(main)

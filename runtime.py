@@ -1,10 +1,9 @@
-"""What every script does alike: errors, device and precision, checkpoints, log lines, stop signals."""
+"""What both loops and the other scripts do alike: device and precision, batches to the device, checkpoints, log lines,
+stop signals."""
 import contextlib
 import ctypes
-import datetime
 import functools
 import json
-import linecache
 import math
 import os
 import platform
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,67 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+import distributed
 import kernels
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
-class Stopped(Exception):
-    """A run that cannot go on, told in one line; exit code 1."""
-
-
-def run(main):
-    """Call main() and turn the user's slips into one line and exit code 2.
-
-    A ValueError that our own `raise` made and any OSError are messages to the user. Everything else, int("x") too, is a
-    fault of the code and keeps its traceback. Ctrl-C: exit code 130, SIGTERM: 143.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")    # a console without a letter shows "?" and the run goes on
-    signal.signal(signal.SIGTERM, ended)        # so that worker processes are ended too; loops have a StopSignal
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:                     # who read our output (head, less) has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Stopped as error:
-        print(f"stopped: {who()}{error}", file=sys.stderr)
-        sys.exit(1)
-    except (ValueError, OSError) as error:
-        if not isinstance(error, OSError) and not raised_here(error):
-            raise
-        print(f"error: {who()}{error}", file=sys.stderr)
-        sys.exit(2)
-
-
-def who():
-    """Which rank speaks, but for the first one."""
-    return "" if os.environ.get("RANK", "0") == "0" else f"rank {os.environ['RANK']}: "
-
-
-def ended(number, frame):
-    print("stopped by SIGTERM", file=sys.stderr)
-    sys.exit(128 + number)
-
-
-def raised_here(error):
-    """Whether a `raise` statement of this project made the error."""
-    tb = error.__traceback__
-    while tb.tb_next:
-        tb = tb.tb_next
-    file = tb.tb_frame.f_code.co_filename
-    ours = Path(file).resolve().parent == Path(__file__).resolve().parent
-    return ours and linecache.getline(file, tb.tb_lineno).lstrip().startswith("raise ")
-
-
-def first_line(error):
-    return str(error).partition("\n")[0]
-
+from files import Stopped, first_line, lock, write_atomically
 
 # --- what a training run has ------------------------------------------------------------------------------------------
 
@@ -186,7 +127,7 @@ def open_run(cfg, out_dir, step, settings, ranks):
         for name in ("ckpt.pt", "best.pt"):
             (out_dir / name).unlink(missing_ok=True)
         shutil.rmtree(out_dir / "hf", ignore_errors=True)
-    drop_shards(out_dir)
+    distributed.drop_shards(out_dir)
     return lock_file, metrics
 
 
@@ -260,6 +201,22 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=dtype, enabled=dtype == torch.bfloat16)
 
 
+def pick_attention(model, cfg, n_source, device, dtype, ranks):
+    """Set the model's way to attend and return its name. auto on CUDA: the faster of SDPA and FlexAttention on self-
+    attention of this length, if its output and gradients equal the eager reference's there."""
+    name = cfg.attention
+    if name == "auto" and device.type == "cuda":
+        c = model.config
+        found = kernels.try_attention(["sdpa", "flex"], (min(cfg.micro_batch_size, 16), c.n_head, n_source, c.d_kv),
+                                      device, dtype)
+        for way, (seconds, error) in found.items():
+            print(f"attention {way}: {error or f'{seconds * 1e3:.2f} ms forward and backward'}")
+        name = ranks.gather(kernels.fastest(found))[0]          # all ranks do as the first one
+    model.set_attention(name)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
+    return name
+
+
 PEAK = {"A100": 312e12, "A10G": 70e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "L4": 121e12,
         "L40S": 362e12, "RTX 4090": 165e12, "RTX 3090": 71e12}      # dense bfloat16 FLOP/s, from data sheets
 
@@ -312,179 +269,6 @@ def memory_used(device):
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-class Ranks:
-    """The processes of one run, as torchrun starts them: who this one is, and what they do together.
-
-    number, count    this process's, from 0, and how many there are; one process alone: 0 and 1, and nothing is sent
-    local            its number on its machine: which GPU is its own
-
-    Every rank does the same steps in the same order; rank 0 alone prints and writes.
-    """
-
-    def __init__(self, device="auto"):
-        self.number, self.count, self.local = (int(os.environ.get(name, default)) for name, default in (
-            ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-        if self.count > 1 and not dist.is_initialized():
-            gpu = torch.cuda.is_available() and device != "cpu"
-            # what is in the CPU's memory goes through gloo, which notices at once when a process has gone
-            dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=datetime.timedelta(minutes=10))
-        if self.number:
-            sys.stdout = open(os.devnull, "w")
-
-    @property
-    def first(self):
-        return self.number == 0
-
-    def share(self, n):
-        """(lo, hi): which of n things are this rank's; shares differ by one at most."""
-        return n * self.number // self.count, n * (self.number + 1) // self.count
-
-    def sum(self, tensor):
-        """A tensor summed over the ranks, in place, the same bits everywhere; a number is made a tensor first."""
-        tensor = torch.as_tensor(tensor, dtype=torch.float64 if isinstance(tensor, float) else None)
-        if self.count > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    def any(self, number):
-        """The largest of the ranks' numbers (None is 0); None where all are 0. No rank's GPU is waited for."""
-        if self.count == 1:
-            return number
-        tensor = torch.tensor(number or 0)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return int(tensor) or None
-
-    def gather(self, content):
-        """A list of what each rank has, plain Python, on every rank."""
-        if self.count == 1:
-            return [content]
-        found = [None] * self.count
-        dist.all_gather_object(found, content)
-        return found
-
-    def wait(self):
-        """Until all are here."""
-        if self.count > 1:
-            self.any(0)
-
-    @contextlib.contextmanager
-    def told(self):
-        """Stop with one line when another rank has gone, which every exchange with it then meets."""
-        try:
-            yield
-        except RuntimeError as error:
-            if self.count == 1 or not re.search("gloo|NCCL|Connection|[Tt]imed? ?out|peer|process group", str(error)):
-                raise
-            raise Stopped(f"of {self.count} ranks another one has gone ({first_line(error)[:150]});"
-                          f" the last checkpoint stays as it is, go on with --resume=True") from None
-
-    def close(self):
-        if self.count > 1:
-            dist.destroy_process_group()
-
-
-def check_ranks(cfg, optim_cfg, ranks):
-    """Refuse what cannot be shared out."""
-    if cfg.batch_size < ranks.count:
-        raise ValueError(f"batch_size={cfg.batch_size} is less than the {ranks.count} ranks; each needs a row")
-    if cfg.fsdp and ranks.count == 1:
-        raise ValueError("fsdp=True shares a model out over several ranks; start it with torchrun"
-                         " --nproc_per_node=N, or leave it out")
-    if cfg.fsdp and optim_cfg.optimizer == "adafactor":
-        raise ValueError("fsdp=True and optimizer=adafactor exclude each other: its row and column means are not"
-                         " made over ranks; take adamwscale or adamw")
-
-
-def pick_attention(model, cfg, n_source, device, dtype, ranks):
-    """Set the model's way to attend and return its name. auto on CUDA: the faster of SDPA and FlexAttention on self-
-    attention of this length, if its output and gradients equal the eager reference's there."""
-    name = cfg.attention
-    if name == "auto" and device.type == "cuda":
-        c = model.config
-        found = kernels.try_attention(["sdpa", "flex"], (min(cfg.micro_batch_size, 16), c.n_head, n_source, c.d_kv),
-                                      device, dtype)
-        for way, (seconds, error) in found.items():
-            print(f"attention {way}: {error or f'{seconds * 1e3:.2f} ms forward and backward'}")
-        name = ranks.gather(kernels.fastest(found))[0]          # all ranks do as the first one
-    model.set_attention(name)
-    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
-    return name
-
-
-def over_ranks(model, ranks, device, fsdp=False):
-    """What to call for a training step: the model itself, in DistributedDataParallel, or, with fsdp, the model that
-    shard() has made. The gradients that come out are means over the ranks, summed up in the last backward pass before
-    each optimizer step: see last_micro."""
-    if ranks.count == 1 or fsdp:
-        return model
-    from torch.nn.parallel import DistributedDataParallel
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None,
-                                   broadcast_buffers=False, gradient_as_bucket_view=True)
-
-
-def shard(model, ranks, device, compiled=False):
-    """Share out a model's weights over the ranks (FSDP2), and with them the gradients and moments: each holds a part
-    of every tensor, and a block's weights are whole only while it runs. The weights are rank 0's; the other ranks may
-    come with a model on torch's "meta" device. Returns a new model, set up as its config says."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-    weights = model.state_dict() if ranks.first else {}
-    with torch.device("meta"):
-        model = type(model)(model.config)
-    mesh = init_device_mesh(device.type, (ranks.count,))
-    for block in (*model.encoder.blocks, *model.decoder.blocks):
-        if compiled:
-            block.compile()
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    for name in ("logits", "generate"):         # beside forward: so that these may come first
-        register_fsdp_forward_method(model, name)
-    model.to_empty(device=device)
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    return model
-
-
-@contextlib.contextmanager
-def whole(model):
-    """Give every rank all weights of a sharded model, for evaluation and generation, where ranks do different things
-    between two exchanges. Other models stay as they are."""
-    parts = [m for m in model.modules() if hasattr(m, "unshard")]
-    for part in parts:
-        part.set_reshard_after_forward(False)
-        part.unshard()
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(part is not model)
-
-
-def whole_weights(model):
-    """All weights of a model by name, on the CPU where it is sharded; a sharded model's come to rank 0 alone."""
-    if not hasattr(model, "unshard"):
-        return model.state_dict()
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-
-
-def number_of(tensor):
-    """A scalar that may be spread over ranks as a plain tensor."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def last_micro(model, is_last):
-    """A context for the pass of one micro-batch: the gradients of all ranks are summed in the last one alone."""
-    if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(is_last)
-    elif hasattr(model, "no_sync") and not is_last:
-        return model.no_sync()
-    return contextlib.nullcontext()
-
-
 # --- batches to the device -------------------------------------------------------------------------------------------
 
 class Feed:
@@ -522,47 +306,6 @@ class Feed:
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
-def write_atomically(path, write):
-    """Call write(file) on a file beside `path`, flush it to the disk, then rename: a reader, or a run that is killed
-    at any moment, finds the old file or the new one, never a part."""
-    path = Path(path)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if not isinstance(error, (OSError, RuntimeError)):      # RuntimeError: what torch.save makes of a full disk
-            raise
-        raise OSError(f"{path} cannot be written: {first_line(error)}") from None
-    if os.name == "posix":                  # the rename itself reaches the disk with its folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-
-
-def lock(path, name, shared=False, wait=False):
-    """Open a file for appending and hold it until it is closed: alone, or `shared` with others who share it. If
-    somebody else holds it, ValueError that speaks of `name`, or `wait`. Returns the open file."""
-    file = open(path, "ab")
-    try:
-        import fcntl
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"{name} is in use by another process; wait for it, or write to another --out_dir") from None
-    except (ImportError, OSError):
-        pass                                                    # Windows, or a file system without locks
-    return file
-
-
-def write_json(path, content):
-    write_atomically(path, lambda file: file.write(json.dumps(content, indent=1).encode()))
-
-
 def save_checkpoint(out_dir, content, keep=1, best=False):
     """Write out_dir/ckpt.pt; with best=True also best.pt; with keep > 1 the last `keep` as ckpt-STEP.pt.
 
@@ -585,10 +328,10 @@ def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, toke
     """save_checkpoint of a run on any number of ranks, which all call it: adds weights and optimizer to `content`, of a
     sharded model as files of each rank. With a tokenizer also out_dir/hf, the model in Hugging Face's format."""
     sharded = hasattr(model, "unshard")
-    weights = whole_weights(model) if tokenizer or not sharded else None
+    weights = distributed.whole_weights(model) if tokenizer or not sharded else None
     if sharded:
         content |= {"model": {}, "optimizer": {},
-                    "shards": save_shards(out_dir, content["step"], model, optimizer, ranks)}
+                    "shards": distributed.save_shards(out_dir, content["step"], model, optimizer, ranks)}
     if not ranks.first:
         return
     if not sharded:
@@ -596,66 +339,7 @@ def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, toke
     if tokenizer:
         model.save_pretrained(Path(out_dir) / "hf", tokenizer, weights)
     save_checkpoint(out_dir, content, keep, best)
-    drop_shards(out_dir)
-
-
-def save_shards(out_dir, step, model, optimizer, ranks):
-    """Write each rank's part of a sharded run into out_dir/shards-STEP; returns the folder's name. The checkpoint that
-    names the folder is written after it: until then the old one holds."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    name = f"shards-{step:08d}"
-    if ranks.first:
-        shutil.rmtree(Path(out_dir) / name, ignore_errors=True)
-    ranks.wait()
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(out_dir) / name)
-    return name
-
-
-def drop_shards(out_dir):
-    """Remove the parts that no checkpoint names any more."""
-    folders = list(Path(out_dir).glob("shards-*"))
-    named = {torch.load(path, weights_only=True, mmap=True).get("shards")
-             for path in Path(out_dir).glob("*.pt")} if folders else set()
-    for folder in folders:
-        if folder.name not in named:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def restore(ckpt, out_dir, model, optimizer=None):
-    """Set the weights and, if given, the optimizer's state from a checkpoint, written by any number of ranks, sharded
-    or not, into a model that is or is not."""
-    if ckpt.get("shards") or hasattr(model, "unshard"):
-        return restore_shards(ckpt, out_dir, model, optimizer)
-    model.load_state_dict(ckpt["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(ckpt["optimizer"])
-
-
-def restore_shards(ckpt, out_dir, model, optimizer):
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import state_dict as sd
-    if ckpt.get("shards"):                      # each rank reads its part, whoever wrote it
-        content = {"model": sd.get_model_state_dict(model)}
-        if optimizer is not None:
-            content["optimizer"] = sd.get_optimizer_state_dict(model, optimizer)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")      # one process reads all parts
-            dcp.load(content, checkpoint_id=Path(out_dir) / ckpt["shards"])
-        options = sd.StateDictOptions()
-    else:                                       # of a run that was not sharded; its optimizer numbers the weights
-        content, options = {"model": ckpt["model"]}, sd.StateDictOptions(full_state_dict=True)
-        if optimizer is not None:
-            of = {p: name for name, p in model.named_parameters()}
-            names = [of[p] for group in optimizer.param_groups for p in group["params"]]
-            content["optimizer"] = {
-                "state": {names[i]: state for i, state in ckpt["optimizer"]["state"].items()},
-                "param_groups": [{**group, "params": [names[i] for i in group["params"]]}
-                                 for group in ckpt["optimizer"]["param_groups"]]}
-    sd.set_model_state_dict(model, content["model"], options=options)
-    if optimizer is not None:
-        sd.set_optimizer_state_dict(model, optimizer, content["optimizer"], options=options)
+    distributed.drop_shards(out_dir)
 
 
 def link(path, to):
@@ -708,7 +392,7 @@ def describe_run(settings, argv, ranks):
 
 def weight_norm(model):
     """L2 norm of all weights together."""
-    return float(number_of(torch.nn.utils.get_total_norm(list(model.parameters()))))
+    return float(distributed.number_of(torch.nn.utils.get_total_norm(list(model.parameters()))))
 
 
 class Metrics:

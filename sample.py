@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+import files
 import runtime
 from configurator import configure
 from data import Tokenizer, by_length, key_of
@@ -180,4 +181,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    runtime.run(main)
+    files.run(main)

@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import runtime
+import files
 import tasks
 
 METRICS = ("rougeL", "rougeL_one", "exact_match")
@@ -170,9 +170,9 @@ def report(examples, answers, score_cfg, out_dir=None, known=None):
             lines.append(json.dumps({"id": e.id, **of_task, "input": e.input, "references": e.references,
                                      "prediction": text, **scores}, ensure_ascii=False) + "\n")
         out_dir.mkdir(parents=True, exist_ok=True)
-        runtime.write_atomically(out_dir / "predictions.jsonl",
+        files.write_atomically(out_dir / "predictions.jsonl",
                                  lambda file: file.write("".join(lines).encode("utf-8", "replace")))
-        runtime.write_json(out_dir / "result.json", result)
+        files.write_json(out_dir / "result.json", result)
         print(f"see {out_dir}/predictions.jsonl and result.json")
     return result
 

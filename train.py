@@ -15,12 +15,15 @@ from pathlib import Path
 import torch
 
 import data
+import distributed
+import files
 import runtime
 from configurator import config_files, configure
 from data import Batches, DataConfig
+from distributed import Ranks
 from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
-from runtime import CKPT_KEYS, Progress, Ranks, RunConfig, check_finite
+from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 
 
 @dataclass
@@ -96,7 +99,7 @@ def evaluate(model, rows, micro_batch_size, device, autocast, ranks):
     was_training = model.training
     model.eval()
     total = torch.zeros(2, device=device)                       # loss, right tokens
-    with runtime.whole(model):
+    with distributed.whole(model):
         for lo, hi in pieces(ranks.share(rows.batch_size), micro_batch_size):
             source, target = (torch.from_numpy(a).to(device) for a in rows.rows(0, lo, hi))
             with autocast:
@@ -171,7 +174,7 @@ def load_weights(init_from):
         ckpt = runtime.load_checkpoint(path, CKPT_KEYS)
         if ckpt.get("shards"):
             model = T5(T5Config(**{f.name: ckpt["settings"][f.name] for f in fields(T5Config)}))
-            runtime.restore(ckpt, path.parent, model)
+            distributed.restore(ckpt, path.parent, model)
             ckpt["model"] = model.state_dict()
         return ckpt["model"], ckpt["settings"], {"vocabulary_sha256": ckpt["data"]["vocabulary_sha256"]}
     folder = pretrained_folder(init_from)
@@ -205,10 +208,10 @@ def check_start(init_from, theirs, t5_cfg, vocabulary, meta):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     cfg, data_cfg, optim_cfg, t5_cfg = configure(TrainConfig, DataConfig, OptimConfig, T5Config, argv=argv)
-    files = config_files(argv)
-    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in files) or 'train'}")
+    configs = config_files(argv)
+    out_dir = Path(cfg.out_dir or f"runs/{'_'.join(file.stem for file in configs) or 'train'}")
     ranks = Ranks(cfg.device)
-    runtime.check_ranks(cfg, optim_cfg, ranks)
+    distributed.check_ranks(cfg, optim_cfg, ranks)
     device = runtime.pick_device(cfg.device, ranks)
     with ranks.told():
         code = train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv)
@@ -257,27 +260,27 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
             model.load_state_dict(weights)
         del weights, start
     compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
-    model = runtime.shard(model, ranks, device, compiled) if cfg.fsdp else model.to(device)
+    model = distributed.shard(model, ranks, device, compiled) if cfg.fsdp else model.to(device)
     attention = runtime.pick_attention(model, cfg, plan.source, device, dtype, ranks)
     optimizer = make_optimizer(model, optim_cfg)
     at = Progress(losses=[])
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, meta, optim_cfg)
-        runtime.restore(ckpt, out_dir, model, optimizer)
+        distributed.restore(ckpt, out_dir, model, optimizer)
         at = Progress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
         if at.step >= cfg.max_steps:
             print(f"done: {out_dir} is at step {at.step} of {cfg.max_steps}")
             return 0
-    step_model = runtime.over_ranks(model, ranks, device, cfg.fsdp)
+    step_model = distributed.over_ranks(model, ranks, device, cfg.fsdp)
     step_model = torch.compile(step_model) if compiled and not cfg.fsdp else step_model
 
     # the run's folder and first lines
     lock_file, metrics = runtime.open_run(cfg, out_dir, at.step, settings, ranks)
     if ranks.first:
-        runtime.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
+        files.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     micro_batches = pieces(ranks.share(cfg.batch_size), cfg.micro_batch_size)
     n_micro = len(micro_batches)
     ranks.wait()
@@ -364,11 +367,11 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
             for (first_row, _), (source, target) in zip(micro_batches, feed(step), strict=True):
                 if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
                     torch.manual_seed(int(data.key_of(cfg.seed, 4, step, first_row)[0]) >> 1)
-                with autocast, runtime.last_micro(step_model, first_row == micro_batches[-1][0]):
+                with autocast, distributed.last_micro(step_model, first_row == micro_batches[-1][0]):
                     part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
                     (part * ranks.count).backward() # the mean over ranks of these gradients is that of the whole batch
                 loss = loss + part.detach()         # stays on the device: nothing waits
-            grad_norm = runtime.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
+            grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
                                                                          optim_cfg.grad_clip or math.inf))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -378,7 +381,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     print(f"done: {cfg.max_steps:,} steps in {runtime.duration(at.seconds)}; best held-out loss {at.best:.4f}"
           f" (floor {floor:.4f}); see {out_dir}")
     if cfg.n_sample and tokenizer:
-        with runtime.whole(model):
+        with distributed.whole(model):
             if ranks.first:
                 show_samples(model, tokenizer, held_out, cfg.n_sample, device)
         ranks.wait()
@@ -386,4 +389,4 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
 
 
 if __name__ == "__main__":
-    runtime.run(main)
+    files.run(main)

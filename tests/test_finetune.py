@@ -11,9 +11,10 @@ import torch
 from conftest import checkpoint, metrics, stop_at, write_instructions
 
 import data
+import distributed
+import files
 import finetune
 import optim
-import runtime
 import score
 import tasks
 from model import T5, T5Config
@@ -177,7 +178,7 @@ def test_settings_reach_the_model(start):
                                          finetune.FinetuneOptim, finetune.ModelConfig, argv=[
         f"--model={start}", "--dropout=0.3", "--attention=sdpa", "--gradient_checkpointing=True"])
     model = finetune.open_model(cfg, finetune.open_vocabulary(cfg, t5_cfg)[1], 32, torch.device("cpu"), torch.float32,
-                                runtime.Ranks())
+                                distributed.Ranks())
     assert model.encoder.gradient_checkpointing and model.encoder.blocks[0].attention.attend.__name__ == "attend_sdpa"
     assert {m.dropout for m in model.modules() if hasattr(m, "dropout")} == {0.3} == {model.config.dropout}
 
@@ -276,7 +277,7 @@ def test_a_run_that_lacks_only_its_scores_gets_them(start, pairs, tmp_path):
 
 def test_a_nan_stops_the_run_and_spares_the_checkpoint(start, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(finetune, "lr_at", lambda step, *a: 3e-3 if step < 5 else math.inf)
-    with pytest.raises(runtime.Stopped, match=r"at step 6|update of step 5"):
+    with pytest.raises(files.Stopped, match=r"at step 6|update of step 5"):
         run(start, pairs, tmp_path, "--max_steps=9", "--save_every=1")
     assert checkpoint(tmp_path)["step"] == 5
     assert all(torch.isfinite(v).all() for v in checkpoint(tmp_path)["model"].values())
@@ -523,14 +524,14 @@ def test_the_folder_is_locked_while_the_test_is_scored(start, pairs, tmp_path, m
 
     def answer(*args, real=finetune.answer):
         with pytest.raises(ValueError, match="in use by another process"):
-            runtime.lock(tmp_path / ".lock", tmp_path)
+            files.lock(tmp_path / ".lock", tmp_path)
         found.append(args[-2])
         return real(*args)
 
     monkeypatch.setattr(finetune, "answer", answer)
     run(start, pairs, tmp_path, "--max_steps=1", "--score_before=True")
     assert found == ["test before", "test"]
-    runtime.lock(tmp_path / ".lock", tmp_path).close()
+    files.lock(tmp_path / ".lock", tmp_path).close()
 
 
 def test_a_missing_package_is_told_before_the_training(start, pairs, tmp_path, monkeypatch):

@@ -249,8 +249,8 @@ def test_a_stopped_preparation_goes_on_without_loss_or_doubles(tmp_path, corpus,
     """Stopped at three moments, then run to its end: byte for byte the folder of a run without stops."""
     source = big_source(tmp_path / "in")
     make(source, tmp_path / "whole", f"--vocab={corpus}")
-    program = ("import prepare, runtime, sources\nsources.BLOCK, prepare.COMMIT = 1 << 14, 2\n"
-               "if __name__ == '__main__': runtime.run(prepare.main)")
+    program = ("import files, prepare, sources\nsources.BLOCK, prepare.COMMIT = 1 << 14, 2\n"
+               "if __name__ == '__main__': files.run(prepare.main)")
     command = [sys.executable, "-c", program, f"--source={source}", f"--out_dir={tmp_path / 'cut'}",
                f"--vocab={corpus}", "--n_proc=1"]
     stopped = 0

@@ -161,7 +161,7 @@ def test_too_little_memory_is_one_line(folder, monkeypatch):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(sample.T5, "generate", full)
-    with pytest.raises(sample.runtime.Stopped, match=r"not memory enough for 1 prompts of \d+ ids"):
+    with pytest.raises(sample.files.Stopped, match=r"not memory enough for 1 prompts of \d+ ids"):
         sample.main([f"--model={folder}", "The list"])
 
 

@@ -16,6 +16,8 @@ from conftest import checkpoint, metrics, stop_at, write_corpus
 from test_prepare import vocabulary_with_sentinels
 
 import data
+import distributed
+import files
 import optim
 import prepare
 import runtime
@@ -168,7 +170,7 @@ def evaluation(corpus, n, micro):
     torch.manual_seed(0)
     model = train.T5(train.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=48, n_head=3, n_layer=2, dropout=0.5))
     device = torch.device("cpu")
-    result = train.evaluate(model, rows, micro, device, runtime.autocast(device, torch.float32), runtime.Ranks())
+    result = train.evaluate(model, rows, micro, device, runtime.autocast(device, torch.float32), distributed.Ranks())
     assert model.training
     return result, model, rows
 
@@ -202,7 +204,7 @@ def test_a_nan_stops_the_run_and_spares_the_checkpoint(corpus, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "lr_at", poisoned)
-        with pytest.raises(runtime.Stopped, match="loss is nan at step 7"):
+        with pytest.raises(files.Stopped, match="loss is nan at step 7"):
             run(corpus, tmp_path, "--max_steps=12", "--schedule=constant", "--log_every=5", "--save_every=4",
                 "--resume=True")
     assert (tmp_path / "ckpt.pt").read_bytes() == before and ckpt["step"] == 4
@@ -224,7 +226,7 @@ def test_an_infinite_gradient_with_a_finite_loss_does_not_reach_the_checkpoint(c
     poisoned.calls = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", poisoned)
-        with pytest.raises(runtime.Stopped, match=r"gradient norm is inf .* after the update of step 7"):
+        with pytest.raises(files.Stopped, match=r"gradient norm is inf .* after the update of step 7"):
             run(corpus, tmp_path, "--max_steps=12", "--schedule=constant", "--log_every=8", "--save_every=8",
                 "--resume=True")
     assert (tmp_path / "ckpt.pt").read_bytes() == before
@@ -273,7 +275,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         raise RuntimeError("unexpected pos")        # what torch.save makes of a full disk
 
     with pytest.raises(OSError, match=r"ckpt\.pt cannot be written: unexpected pos"):
-        runtime.write_atomically(tmp_path / "ckpt.pt", broken)
+        files.write_atomically(tmp_path / "ckpt.pt", broken)
     assert checkpoint(tmp_path)["step"] == 1 and [p.name for p in tmp_path.iterdir()] == ["ckpt.pt"]
 
 
@@ -298,7 +300,7 @@ def test_a_run_that_cannot_start_deletes_nothing(corpus, tmp_path):
 def test_a_held_out_loss_that_is_no_number_stops_the_run(corpus, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "evaluate", lambda *a: {"val_loss": float("nan"), "val_accuracy": 0.0})
-        with pytest.raises(runtime.Stopped, match="loss is nan"):
+        with pytest.raises(files.Stopped, match="loss is nan"):
             run(corpus, tmp_path, "--max_steps=2")
     assert not list(tmp_path.glob("*.pt"))
 
@@ -448,7 +450,7 @@ def test_slips_get_one_line(corpus, tmp_path, argv, part):
 
 def test_a_slip_ends_with_code_2_and_a_bug_keeps_its_traceback():
     def script(body):
-        return subprocess.run([sys.executable, "-c", f"import runtime\ndef main():\n    {body}\nruntime.run(main)"],
+        return subprocess.run([sys.executable, "-c", f"import files\ndef main():\n    {body}\nfiles.run(main)"],
                               cwd=ROOT, capture_output=True, text=True)
 
     slip = subprocess.run([sys.executable, "train.py", "--d_modle=3"], cwd=ROOT, capture_output=True, text=True)
@@ -457,13 +459,13 @@ def test_a_slip_ends_with_code_2_and_a_bug_keeps_its_traceback():
     bug = script("int('x')")
     assert bug.returncode == 1 and "Traceback" in bug.stderr
     assert script("open('not/there')").returncode == 2
-    assert script("raise runtime.Stopped('nan at step 3')").returncode == 1
+    assert script("raise files.Stopped('nan at step 3')").returncode == 1
 
 
 def test_sigterm_outside_a_loop_runs_what_cleans_up():
     """So that the worker processes of a `with` are ended too; exit code 143 and one line."""
-    script = ("import runtime, time\ndef main():\n    try:\n        print('ready', flush=True)\n"
-              "        time.sleep(60)\n    finally:\n        print('cleaned')\nruntime.run(main)")
+    script = ("import files, time\ndef main():\n    try:\n        print('ready', flush=True)\n"
+              "        time.sleep(60)\n    finally:\n        print('cleaned')\nfiles.run(main)")
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:
         assert process.stdout.readline() == "ready\n"
