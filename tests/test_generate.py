@@ -1,6 +1,5 @@
 """Generation: against transformers' greedy and beam search, against the model without a cache, and by frequencies."""
 import copy
-import importlib.util
 import math
 import platform
 
@@ -12,7 +11,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bench
 import kernels
 import model as t5
 from model import Cache, Linear, StaticCache
@@ -466,20 +464,6 @@ def test_a_compiled_model_generates_and_computes_without_gradients():
     assert torch.equal(*(m.generate(source, mask, max_new_tokens=3) for m in (compiled, model)))
     with torch.no_grad():
         torch.testing.assert_close(compiled(source, source, mask), model(source, source, mask), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_the_benchmark_runs_and_compares_ids(num_beams, capsys):
-    peers = "hf,ct2" if importlib.util.find_spec("ctranslate2") and num_beams == 1 else "hf"
-    bench.main(["--what=generate", "--batch_size=2", "--repeats=1", "--new_tokens=5", f"--peer={peers}", "--d_model=32",
-                "--d_kv=8", "--d_ff=48", "--n_head=2", "--n_layer=2", "--input_length=16", "--vocab_size=640",
-                f"--num_beams={num_beams}", "--device=cpu"])
-    rows = capsys.readouterr().out.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == ["ours", *peers.split(",")]
-    assert all(row.endswith("2 of 2 rows as ours") for row in rows)
-    for peer in ("tf", "ct2"):
-        with pytest.raises(ValueError, match=f"peer='{peer}' is unknown; what=step has hf"):
-            bench.main([f"--peer={peer}"])
 
 
 @pytest.mark.parametrize("settings, part", [
