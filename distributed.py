@@ -85,7 +85,8 @@ class Ranks:
         except RuntimeError as error:
             if self.count == 1 or not re.search("gloo|NCCL|Connection|[Tt]imed? ?out|peer|process group", str(error)):
                 raise
-            raise Stopped(f"of {self.count} ranks another one has gone ({first_line(error)[:150]});"
+            reason = re.sub(r"^\[/[^]]*\] *", "", first_line(error)).partition(". ")[0]   # not the line of gloo's code
+            raise Stopped(f"of {self.count} ranks another one has gone ({reason[:150]});"
                           f" the last checkpoint stays as it is, go on with --resume=True") from None
 
     def close(self):

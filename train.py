@@ -17,6 +17,7 @@ import torch
 import data
 import distributed
 import files
+import kernels
 import runtime
 from configurator import config_files, configure
 from data import Batches, DataConfig
@@ -70,26 +71,40 @@ def data_identity(meta):
     return {"vocabulary_sha256": meta["vocabulary_sha256"], "train_tokens": meta["splits"]["train"]["tokens"]}
 
 
-def memory_estimate(cfg, t5, plan, n_params, optimizer, dtype, attention):
-    """Bytes of weights, gradients, moments, and of the activations that one micro-batch keeps for the backward pass."""
-    state = n_params * (8 if optimizer == "adafactor" else 16)
+def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, attention):
+    """Bytes at the highest moment of a step: either in the backward pass, where weights, moments and what one
+    micro-batch has kept are there, or in the update, where all gradients are. Of one process, unsharded: within 8 % of
+    what seven models took on a CPU beside the imports (LOG.md, 2026-12-02); on a GPU it has not been measured.
+    """
     S, T, HK = plan.source, plan.target, t5.n_head * t5.d_kv
-    wide = (4 if t5.gated else 2) * t5.d_ff
-    bf16 = dtype == torch.bfloat16
-    product, score = (2, 6) if bf16 else (4, 4)     # bytes of a matrix product's output, of one attention weight
-    if attention == "sdpa":
-        score = 0
+    bf16, by_hand = dtype == torch.bfloat16, device.type == "cpu" and dtype == torch.float32 and not cfg.compile
+    product = 2 if bf16 else 4                      # bytes of an element of a matrix product's output
+    norm = 8 if by_hand else 12                     # a float32 of the stream, one of the norm's output, one between
+    ff = (4 if t5.gated else 2) * t5.d_ff
+    if by_hand and t5.gated:
+        ff = 2 * t5.d_ff                            # the gate and its product are made again
 
-    def block(n, keys, n_attention):        # bytes kept for n tokens: norms and residuals, heads, feed-forward, scores
-        return n * (12 * t5.d_model * (n_attention + 1) + product * (5 * HK * n_attention + wide)
-                    + score * t5.n_head * keys)
+    def scores(n, keys):                            # bytes of the attention weights that are kept for one head
+        fused = attention in ("sdpa", "flex") or (attention == "auto" and device.type == "cuda")
+        by_head = by_hand and kernels.ONEDNN_TRAINS and n * keys >= kernels.AttendByHead.LEAST
+        return 0 if fused or attention == "by_head" or (attention == "auto" and by_head) else n * keys * (
+            6 if bf16 else 4)
 
-    encoder, decoder = block(S, S, 1), block(T, T + S, 2) + product * 2 * HK * S
+    def block(n, keys):                             # bytes kept for n tokens that attend to so many keys each
+        return (n * (norm * t5.d_model * (len(keys) + 1) + product * (4 * HK * len(keys) + ff))
+                + t5.n_head * sum(scores(n, k) for k in keys))
+
+    encoder, decoder = block(S, [S]), block(T, [T, S]) + product * 2 * HK * S
     if cfg.gradient_checkpointing:
         kept = 4 * t5.d_model * (t5.n_layer * S + t5.n_decoder_layer * T) + 2 * max(encoder, decoder)
     else:
         kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
-    return state + bf16 * 2 * n_params + cfg.micro_batch_size * (kept + (14 if bf16 else 12) * T * t5.vocab_size)
+    kept += (8 if by_hand else 14 if bf16 else 12) * T * t5.vocab_size
+    held, head = n_params * (4 if optimizer == "adafactor" else 12), 4 * t5.d_model * t5.vocab_size
+    activations = cfg.micro_batch_size * kept + bf16 * 2 * n_params + head     # the head's gradient is the first one
+    # measured on a CPU: what oneDNN and threads take, gaps between freed blocks (glibc 2.36), the update's temporaries
+    library, gaps = (0.15e9, 1.2) if device.type == "cpu" else (0, 1.05)
+    return library + max(held + activations * gaps, 1.05 * (held + 4 * n_params) + head)
 
 
 @torch.no_grad()
@@ -150,19 +165,19 @@ def open_tokenizer(data_dir, meta):
     return None
 
 
-def dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention):
+def dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype):
     """Print what the run would cost, without weights in memory."""
     with torch.device("meta"):
         model = T5(t5_cfg)
     n = model.n_params()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
-    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, dtype, attention)
+    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, device, dtype, cfg.attention)
     print(f"""parameters       {n:,}  (vocabulary {t5_cfg.vocab_size:,})
 row              {plan.raw} raw tokens -> source {plan.source}, target {plan.target}, {plan.n_span} spans
 batch            {cfg.micro_batch_size} rows x {cfg.batch_size // cfg.micro_batch_size} micro-batches = {cfg.batch_size}
 run              {cfg.max_steps:,} steps, {cfg.max_steps * cfg.batch_size * plan.raw:,} raw tokens
 FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
-memory           about {memory / 1e9:.1f} GB at {cfg.micro_batch_size} rows, {str(dtype)[6:]}, {attention} attention""")
+memory           about {memory / 1e9:.1f} GB at {cfg.micro_batch_size} rows, {str(dtype)[6:]}, on {device.type}""")
 
 
 def load_weights(init_from):
@@ -239,8 +254,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
         raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
                          f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
     if cfg.dry_run:
-        attention = cfg.attention if cfg.attention != "auto" else "sdpa" if device.type == "cuda" else "eager"
-        return dry_run(cfg, optim_cfg, t5_cfg, plan, dtype, attention)
+        return dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype)
     settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
     train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])

@@ -98,6 +98,15 @@ def test_attention(name, bias, monkeypatch):
     assert_same(call(ATTENTION[name]), call(ATTENTION["eager"]), inputs)
 
 
+@pytest.mark.parametrize("n", [114, 120])
+def test_an_aligned_bias_is_the_same(n):
+    bias = torch.randn(1, 2, 3, n, requires_grad=True)
+    out = kernels.aligned(bias)
+    assert torch.equal(out, bias) and out.stride()[:3] == (720, 360, 120) and (out is bias) == (n == 120)
+    out.sum().backward()
+    assert torch.equal(bias.grad, torch.ones_like(bias))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("bias", BIASES)
 def test_flex_attention_without_gradients(bias):
