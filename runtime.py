@@ -38,7 +38,7 @@ class RunConfig:
     device: str = "auto"            # auto, cpu, cuda, cuda:1, mps
     dtype: str = "auto"             # auto, float32 or bfloat16 (autocast; weights stay float32)
     compile: bool | None = None     # torch.compile; None: in pre-training on CUDA only
-    attention: str = "auto"         # eager or sdpa; auto: sdpa on CUDA and in evaluation, else eager
+    attention: str = "auto"         # eager, sdpa, flex (CUDA), by_head (CPU); auto: the fastest that is known or tried
     gradient_checkpointing: bool = False    # recompute blocks in the backward pass: less memory, more time
     fsdp: bool = False              # with torchrun: share out weights, gradients and moments over the ranks (FSDP2)
     save_every: int = 1_000         # optimizer steps; 0: only after the last one and at a new best held-out score

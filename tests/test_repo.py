@@ -74,7 +74,8 @@ def test_every_config_loads_and_says_how_to_run_it(name):
     assert [word for word in words if word in ("run", "needs", "gives")] == ["run", "needs", "gives"]
 
 
-README = re.findall(r"(?:^    |&& )python (\w+)\.py (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+README = re.findall(r"(?:^    |&& )(?:python|torchrun(?: --\S+)*) (\w+)\.py (.+)$",
+                    (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
 
 
 @pytest.mark.parametrize("script, arguments", README)
