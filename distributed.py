@@ -187,10 +187,9 @@ def save_shards(out_dir, step, model, optimizer, ranks):
     names the folder is written after it: until then the old one holds."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
-    name = f"shards-{step:08d}"
-    if ranks.first:
-        shutil.rmtree(Path(out_dir) / name, ignore_errors=True)
-    ranks.wait()
+    taken = {path.name for path in Path(out_dir).glob("shards-*")}      # a step may be saved twice, by a resumed run
+    name = next(name for name in (f"shards-{step:08d}{mark}" for mark in ("", "b", "c", "d")) if name not in taken)
+    name = ranks.gather(name)[0]
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(out_dir) / name)
     return name
@@ -200,7 +199,7 @@ def drop_shards(out_dir):
     """Remove the parts that no checkpoint names any more."""
     folders = list(Path(out_dir).glob("shards-*"))
     named = {torch.load(path, weights_only=True, mmap=True).get("shards")
-             for path in Path(out_dir).glob("*.pt")} if folders else set()
+             for kind in ("ckpt*.pt", "best.pt") for path in Path(out_dir).glob(kind)} if folders else set()
     for folder in folders:
         if folder.name not in named:
             shutil.rmtree(folder, ignore_errors=True)
@@ -219,6 +218,8 @@ def restore(ckpt, out_dir, model, optimizer=None):
 def restore_shards(ckpt, out_dir, model, optimizer):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import state_dict as sd
+    if ckpt.get("step") == 0:                   # moments of no step yet: to ask for them has made one of zeros
+        optimizer = None
     if ckpt.get("shards"):                      # each rank reads its part, whoever wrote it
         content = {"model": sd.get_model_state_dict(model)}
         if optimizer is not None:

@@ -141,6 +141,7 @@ def open_model(cfg, t5_cfg, n_source, device, dtype, ranks):
         model = T5(t5_cfg) if cfg.model == "random" else T5.from_pretrained(cfg.model)
     model = distributed.shard(model, ranks, device, cfg.compile) if cfg.fsdp else model.to(device)
     model.set_dropout(t5_cfg.dropout)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     runtime.pick_attention(model, cfg, n_source, device, dtype, ranks)
     return model
 
@@ -242,7 +243,7 @@ def score_file(cfg, task_cfg, score_cfg):
             scorer.add(part, [to_score(examples[i], texts[i]) for i in part])
         scores = scorer.results()
     score.report(examples, [(text, scores[i]) for i, text in enumerate(texts)], score_cfg, out_dir,
-           {"predictions": cfg.predictions})
+                 {"predictions": cfg.predictions})
     return 0
 
 

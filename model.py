@@ -453,7 +453,7 @@ class T5(nn.Module):
         y = self.decoder_output(source, target, source_mask)
         if kernels.by_hand(y):
             loss = kernels.HeadCrossEntropy.apply(self.scaled(y).flatten(0, 1), self.lm_head.weight, target.flatten())
-            return loss if reduction == "sum" else loss / (target != IGNORE).sum()
+            return loss if reduction == "sum" else loss / (target != IGNORE).sum().clamp(min=1)
         logits = self.head(y).float()
         return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction=reduction)
 

@@ -29,8 +29,8 @@ import numpy as np
 
 from configurator import configure
 from data import FORMAT, N_SENTINEL, VOCABULARY, check_layout, file_hash, hub_file, load_vocabulary, sentinels
-from files import lock, run, write_atomically, write_json
-from sources import SourceConfig, documents_of, find_shards, first_line, progress, read_blocks
+from files import first_line, lock, run, write_atomically, write_json
+from sources import SourceConfig, documents_of, find_shards, progress, read_blocks
 
 COMMIT = 32                     # blocks between two commits of a shard
 T5_VOCABULARY = "google/t5-v1_1-base"
@@ -418,13 +418,13 @@ def in_order(blocks, encoder, pool, n_proc):
     while True:
         while len(waiting) < 3 * n_proc and (found := next(blocks, None)):
             writer, shard, block = found
-            future = block and pool.submit(encoder.encode, block, shard.is_val)
+            future = pool.submit(encoder.encode, block, shard.is_val) if block else None
             waiting.append((writer, shard, block.read_bytes if block else 0, future))
             del found, block                            # or the last one stays in memory
         if not waiting:
             return
         *where, future = waiting.popleft()
-        yield *where, future and future.result()
+        yield *where, future.result() if future else None
 
 
 def report(cfg, out_dir, meta, bad, seconds):

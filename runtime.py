@@ -213,7 +213,6 @@ def pick_attention(model, cfg, n_source, device, dtype, ranks):
             print(f"attention {way}: {error or f'{seconds * 1e3:.2f} ms forward and backward'}")
         name = ranks.gather(kernels.fastest(found))[0]          # all ranks do as the first one
     model.set_attention(name)
-    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     return name
 
 
@@ -431,7 +430,6 @@ class Metrics:
                 self.board.add_scalar(name, value, record["step"])
         if self.wandb:
             self.wandb.log(numbers, step=record["step"])
-
 
     def close(self):
         if self.board:

@@ -171,7 +171,7 @@ def report(examples, answers, score_cfg, out_dir=None, known=None):
                                      "prediction": text, **scores}, ensure_ascii=False) + "\n")
         out_dir.mkdir(parents=True, exist_ok=True)
         files.write_atomically(out_dir / "predictions.jsonl",
-                                 lambda file: file.write("".join(lines).encode("utf-8", "replace")))
+                               lambda file: file.write("".join(lines).encode("utf-8", "replace")))
         files.write_json(out_dir / "result.json", result)
         print(f"see {out_dir}/predictions.jsonl and result.json")
     return result

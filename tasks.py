@@ -642,19 +642,22 @@ class TaskBatches:
     def micro_batches(self, step, micro_batch_size, rank=0, count=1):
         """The padded arrays of a step, micro_batch_size examples at a time, alike in length: a list of (source (B, S),
         target (B, T), source_mask (B, S), target tokens of the whole step, real ids here), int64, int64, bool, ints.
-        Of `count` ranks each takes every count-th example; one without any takes another's and learns nothing from it.
+        Of `count` ranks each takes every count-th example, and all have as many micro-batches: where one has no more
+        examples, it takes another's and learns nothing from it.
         """
         epoch, number = divmod(step, self.steps_per_epoch)
         batch = self.order(epoch)[number]
         sources, targets = self.source.epoch(epoch)
         batch = sorted(batch, key=lambda i: len(sources[i]) + len(targets[i]))
         n_target, own = sum(len(targets[i]) for i in batch), batch[rank::count]
-        if not own:
-            source, target, mask = padded([sources[batch[0]]], [targets[batch[0]]])
-            return [(source, np.full_like(target, IGNORE), mask, n_target, 0)]
-        parts = [own[lo:lo + micro_batch_size] for lo in range(0, len(own), micro_batch_size)]
-        return [(*padded([sources[i] for i in part], [targets[i] for i in part]), n_target,
-                 sum(len(sources[i]) + len(targets[i]) for i in part)) for part in parts]
+        made = []
+        for lo in range(0, math.ceil(len(batch) / count), micro_batch_size):
+            part = own[lo:lo + micro_batch_size]
+            source, target, mask = padded(*([ids[i] for i in part or batch[:1]] for ids in (sources, targets)))
+            if not part:
+                target.fill(IGNORE)
+            made.append((source, target, mask, n_target, sum(len(sources[i]) + len(targets[i]) for i in part)))
+        return made
 
 
 def padded(sources, targets):

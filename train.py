@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import data
@@ -22,6 +23,7 @@ import runtime
 from configurator import config_files, configure
 from data import Batches, DataConfig
 from distributed import Ranks
+from kernels import IGNORE
 from model import T5, T5Config, pretrained_folder
 from optim import OptimConfig, lr_at, make_optimizer
 from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
@@ -275,6 +277,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
         del weights, start
     compiled = cfg.compile if cfg.compile is not None else device.type == "cuda"
     model = distributed.shard(model, ranks, device, compiled) if cfg.fsdp else model.to(device)
+    model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     attention = runtime.pick_attention(model, cfg, plan.source, device, dtype, ranks)
     optimizer = make_optimizer(model, optim_cfg)
     at = Progress(losses=[])
@@ -296,7 +299,8 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     if ranks.first:
         files.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     micro_batches = pieces(ranks.share(cfg.batch_size), cfg.micro_batch_size)
-    n_micro = len(micro_batches)
+    n_micro = len(pieces((0, math.ceil(cfg.batch_size / ranks.count)), cfg.micro_batch_size))
+    micro_batches += [None] * (n_micro - len(micro_batches))    # each rank makes as many passes: they exchange weights
     ranks.wait()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
     peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
@@ -316,7 +320,14 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
         print(f"resumed at step {at.step:,}", flush=True)
 
     grad_norm, weight_norm, lr = torch.zeros(()), 0.0, 0.0
-    feed = runtime.Feed(lambda step: [batches.rows(step, lo, hi) for lo, hi in micro_batches], cfg.max_steps, device)
+
+    def parts(step):
+        """(source, target) of each micro-batch; one that has no rows gets one that costs nothing."""
+        for span in micro_batches:
+            source, target = batches.rows(step, *(span or (0, 1)))
+            yield source, target if span else np.full_like(target, IGNORE)
+
+    feed = runtime.Feed(parts, cfg.max_steps, device)
     t0, n_timed = time.perf_counter(), 0        # the clock runs over training steps alone
     with (runtime.StopSignal() as stop, contextlib.closing(metrics), lock_file, contextlib.closing(feed)):
         for step in range(at.step, cfg.max_steps + 1):      # the extra pass looks and saves, without an update
@@ -378,10 +389,11 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
             for group in optimizer.param_groups:
                 group["lr"] = lr
             loss = 0.0
-            for (first_row, _), (source, target) in zip(micro_batches, feed(step), strict=True):
+            for micro, (source, target) in enumerate(feed(step)):
                 if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
-                    torch.manual_seed(int(data.key_of(cfg.seed, 4, step, first_row)[0]) >> 1)
-                with autocast, distributed.last_micro(step_model, first_row == micro_batches[-1][0]):
+                    noise = data.key_of(cfg.seed, 4, step, micro * ranks.count + ranks.number)
+                    torch.manual_seed(int(noise[0]) >> 1)
+                with autocast, distributed.last_micro(step_model, micro == n_micro - 1):
                     part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
                     (part * ranks.count).backward() # the mean over ranks of these gradients is that of the whole batch
                 loss = loss + part.detach()         # stays on the device: nothing waits

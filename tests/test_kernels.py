@@ -67,9 +67,9 @@ def test_dropout_in_the_feed_forward_is_the_same_in_both_passes():
     y = kernels.GatedFeedForward.apply(x, wi_0, wi_1, wo, 0.25)
     kept = y != 0
     assert 0.2 < 1 - kept.float().mean() < 0.3
-    plain = plain_feed_forward(x, wi_0, wi_1, wo) * kept / 0.75
+    plain = F.linear(F.gelu(F.linear(x, wi_0), approximate="tanh") * F.linear(x, wi_1) * kept / 0.75, wo)
     torch.testing.assert_close(y, plain, atol=1e-4, rtol=0)
-    got, wanted = (torch.autograd.grad(z.sin().sum(), (x, wi_0, wi_1), retain_graph=True) for z in (y, plain))
+    got, wanted = (torch.autograd.grad(z.sin().sum(), (x, wi_0, wi_1, wo), retain_graph=True) for z in (y, plain))
     torch.testing.assert_close(got, wanted, atol=1e-3, rtol=0)
 
 
@@ -96,6 +96,25 @@ def test_attention(name, bias, monkeypatch):
         return lambda q, k, v, bias=None: attend(*(x.transpose(1, 2) for x in (q, k, v)), bias, 0.0)
 
     assert_same(call(ATTENTION[name]), call(ATTENTION["eager"]), inputs)
+
+
+@pytest.mark.parametrize("name", ["by_head", "auto"])
+def test_attention_drops_weights_in_training(name, monkeypatch):
+    monkeypatch.setattr(kernels.AttendByHead, "LEAST", 1)
+    q, k, v = leaves((2, 3, 40, 16), (2, 3, 24, 16), (2, 3, 24, 16))
+    found = []
+    for way in (name, "eager"):
+        torch.manual_seed(0)
+        found.append(ATTENTION[way](q, k, v, None, 0.5))
+    assert torch.equal(*found) and not torch.allclose(found[0], ATTENTION["eager"](q, k, v, None, 0.0), atol=0.1)
+
+
+def test_a_batch_without_any_target_learns_nothing():
+    for reduction in ("sum", "mean"):
+        model = tiny_t5()
+        loss = model(ids(2, 12), torch.full((2, 5), IGNORE), reduction=reduction)
+        loss.backward()
+        assert loss == 0 and all(not p.grad.any() for p in model.parameters())
 
 
 @pytest.mark.parametrize("n", [114, 120])
