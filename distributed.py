@@ -7,13 +7,16 @@ Each rank computes its rows of the same global batch, so that losses and learnin
 are, and a run can be resumed on another number. One process alone goes the same way, and nothing is sent.
 """
 import contextlib
+import ctypes
 import datetime
 import gc
 import os
 import re
 import shutil
+import signal
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import torch
@@ -38,6 +41,9 @@ class Ranks:
             gpu = torch.cuda.is_available() and device != "cpu"
             # what is in the CPU's memory goes through gloo, which notices at once when a process has gone
             dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=datetime.timedelta(minutes=10))
+        if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+            with contextlib.suppress(OSError, AttributeError):          # should torchrun be killed: SIGTERM to us
+                ctypes.CDLL("libc.so.6").prctl(1, signal.SIGTERM)       # 1: PR_SET_PDEATHSIG
         if self.number:
             sys.stdout = open(os.devnull, "w")
 
@@ -183,8 +189,8 @@ def last_micro(model, is_last):
 # --- sharded checkpoints ----------------------------------------------------------------------------------------------
 
 def save_shards(out_dir, step, model, optimizer, ranks):
-    """Write each rank's part of a sharded run into out_dir/shards-STEP; returns the folder's name. The checkpoint that
-    names the folder is written after it: until then the old one holds."""
+    """Write each rank's part of a sharded run into out_dir/shards-STEP; returns the folder's name and a checksum of
+    each file in it. The checkpoint that names the folder is written after it: until then the old one holds."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
     taken = {path.name for path in Path(out_dir).glob("shards-*")}      # a step may be saved twice, by a resumed run
@@ -192,7 +198,30 @@ def save_shards(out_dir, step, model, optimizer, ranks):
     name = ranks.gather(name)[0]
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=Path(out_dir) / name)
-    return name
+    files = sorted((Path(out_dir) / name).iterdir())[ranks.number::ranks.count]
+    sums = ranks.gather({file.name: checksum(file) for file in files})
+    return name, {name: value for part in sums for name, value in part.items()}
+
+
+def checksum(path):
+    """CRC-32 of a file."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def check_shards(folder, sums):
+    """Refuse parts that are missing or damaged; each rank looks at some of them."""
+    number, count = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for name in sorted(sums)[number::count]:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder / name} is missing, a part of the checkpoint {folder.parent / 'ckpt.pt'}")
+        if checksum(folder / name) != sums[name]:
+            raise ValueError(f"{folder / name} is damaged: its checksum does not hold")
+    if dist.is_initialized():
+        dist.barrier()                          # before one reads what another has found damaged
 
 
 def drop_shards(out_dir):
@@ -221,6 +250,7 @@ def restore_shards(ckpt, out_dir, model, optimizer):
     if ckpt.get("step") == 0:                   # moments of no step yet: to ask for them has made one of zeros
         optimizer = None
     if ckpt.get("shards"):                      # each rank reads its part, whoever wrote it
+        check_shards(Path(out_dir) / ckpt["shards"], ckpt["checksums"])
         content = {"model": sd.get_model_state_dict(model)}
         if optimizer is not None:
             content["optimizer"] = sd.get_optimizer_state_dict(model, optimizer)

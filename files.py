@@ -23,22 +23,36 @@ def run(main):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")    # a console without a letter shows "?" and the run goes on
     signal.signal(signal.SIGTERM, ended)        # so that worker processes are ended too; loops have a StopSignal
+    leave(outcome(main))
+
+
+def outcome(main):
+    """The exit code of main(), after a line about what went wrong."""
     try:
-        sys.exit(main())
+        return main()
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(130)
+        return 130
     except BrokenPipeError:                     # who read our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
     except Stopped as error:
         print(f"stopped: {who()}{error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not raised_here(error):
             raise
         print(f"error: {who()}{error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+
+
+def leave(code):
+    """End with this exit code. One of several ranks ends at once: threads of a broken process group would abort it."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code or 0)
+    sys.exit(code)
 
 
 def who():

@@ -24,7 +24,7 @@ import torch
 
 import distributed
 import kernels
-from files import Stopped, first_line, lock, write_atomically
+from files import Stopped, first_line, lock, who, write_atomically
 
 # --- what a training run has ------------------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, toke
     sharded = hasattr(model, "unshard")
     weights = distributed.whole_weights(model) if tokenizer or not sharded else None
     if sharded:
-        content |= {"model": {}, "optimizer": {},
-                    "shards": distributed.save_shards(out_dir, content["step"], model, optimizer, ranks)}
+        name, sums = distributed.save_shards(out_dir, content["step"], model, optimizer, ranks)
+        content |= {"model": {}, "optimizer": {}, "shards": name, "checksums": sums}
     if not ranks.first:
         return
     if not sharded:
@@ -479,4 +479,4 @@ class StopSignal:
         if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
-        print(f"\n{signal.Signals(number).name}: finishing this step, then saving", file=sys.stderr, flush=True)
+        print(f"\n{who()}{signal.Signals(number).name}: finishing this step, then saving", file=sys.stderr, flush=True)

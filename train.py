@@ -73,12 +73,13 @@ def data_identity(meta):
     return {"vocabulary_sha256": meta["vocabulary_sha256"], "train_tokens": meta["splits"]["train"]["tokens"]}
 
 
-def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, attention):
+def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, n_ranks=1):
     """Bytes at the highest moment of a step: either in the backward pass, where weights, moments and what one
     micro-batch has kept are there, or in the update, where all gradients are. Of one process, unsharded: within 8 % of
     what seven models took on a CPU beside the imports (LOG.md, 2026-12-02); on a GPU it has not been measured.
     """
-    S, T, HK = plan.source, plan.target, t5.n_head * t5.d_kv
+    S, T, HK, attention = plan.source, plan.target, t5.n_head * t5.d_kv, cfg.attention
+    rows = min(cfg.micro_batch_size, math.ceil(cfg.batch_size / n_ranks))
     bf16, by_hand = dtype == torch.bfloat16, device.type == "cpu" and dtype == torch.float32 and not cfg.compile
     product = 2 if bf16 else 4                      # bytes of an element of a matrix product's output
     norm = 8 if by_hand else 12                     # a float32 of the stream, one of the norm's output, one between
@@ -103,10 +104,13 @@ def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, attention
         kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
     kept += (8 if by_hand else 14 if bf16 else 12) * T * t5.vocab_size
     held, head = n_params * (4 if optimizer == "adafactor" else 12), 4 * t5.d_model * t5.vocab_size
-    activations = cfg.micro_batch_size * kept + bf16 * 2 * n_params + head     # the head's gradient is the first one
+    grads = 4 * n_params
+    if cfg.fsdp:                                    # beside its share each rank has embedding and head whole
+        held, grads, head = held / n_ranks + 2 * head, grads / n_ranks, 2 * head
+    activations = rows * kept + bf16 * 2 * n_params + head      # the head's gradient is the first one
     # measured on a CPU: what oneDNN and threads take, gaps between freed blocks (glibc 2.36), the update's temporaries
     library, gaps = (0.15e9, 1.2) if device.type == "cpu" else (0, 1.05)
-    return library + max(held + activations * gaps, 1.05 * (held + 4 * n_params) + head)
+    return library + max(held + activations * gaps, 1.05 * (held + grads) + head)
 
 
 @torch.no_grad()
@@ -167,19 +171,29 @@ def open_tokenizer(data_dir, meta):
     return None
 
 
-def dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype):
+def batch_told(cfg, ranks):
+    most = math.ceil(cfg.batch_size / ranks.count)              # rows of one rank
+    rows = min(cfg.micro_batch_size, most)
+    if ranks.count == 1:
+        return f"{rows} rows x {most // rows} micro-batches = {cfg.batch_size}"
+    return f"{ranks.count} ranks of up to {most} rows in {math.ceil(most / rows)} micro-batches = {cfg.batch_size}"
+
+
+def dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype, ranks):
     """Print what the run would cost, without weights in memory."""
     with torch.device("meta"):
         model = T5(t5_cfg)
     n = model.n_params()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
-    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, device, dtype, cfg.attention)
+    memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, device, dtype, ranks.count)
+    rows = min(cfg.micro_batch_size, math.ceil(cfg.batch_size / ranks.count))
+    where = f"{device.type}, a rank" if ranks.count > 1 else device.type
     print(f"""parameters       {n:,}  (vocabulary {t5_cfg.vocab_size:,})
 row              {plan.raw} raw tokens -> source {plan.source}, target {plan.target}, {plan.n_span} spans
-batch            {cfg.micro_batch_size} rows x {cfg.batch_size // cfg.micro_batch_size} micro-batches = {cfg.batch_size}
+batch            {batch_told(cfg, ranks)}
 run              {cfg.max_steps:,} steps, {cfg.max_steps * cfg.batch_size * plan.raw:,} raw tokens
 FLOPs            {flops:.3e} a step, {flops * cfg.max_steps:.3e} in all
-memory           about {memory / 1e9:.1f} GB at {cfg.micro_batch_size} rows, {str(dtype)[6:]}, on {device.type}""")
+memory           about {memory / 1e9:.1f} GB at {rows} rows, {str(dtype)[6:]}, on {where}""")
 
 
 def load_weights(init_from):
@@ -256,7 +270,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
         raise ValueError(f"vocab_size={t5_cfg.vocab_size} is less than the {meta['n_id']} ids of"
                          f" {data_cfg.data_dir}; leave it out, or give at least {meta['n_id']}")
     if cfg.dry_run:
-        return dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype)
+        return dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype, ranks)
     settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
     train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
@@ -306,9 +320,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
     print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
           f" {str(dtype)[6:]}{', compiled' if compiled else ''}, attention {attention}, dropout {t5_cfg.dropout}")
-    on_ranks = f" x {ranks.count} ranks" if ranks.count > 1 else ""
-    print(f"batch {micro_batches[0][1] - micro_batches[0][0]} rows x {n_micro} micro-batches{on_ranks}"
-          f" = {cfg.batch_size} rows of"
+    print(f"batch {batch_told(cfg, ranks)} rows of"
           f" {plan.source}/{plan.target} tokens; an epoch is {batches.n_window / cfg.batch_size:,.0f} steps;"
           f" {held_out.batch_size:,} held-out rows")
     print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"

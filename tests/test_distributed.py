@@ -125,12 +125,29 @@ def test_a_sharded_run_may_save_a_step_twice(tmp_path):
     optimizer, ranks = torch.optim.SGD(model.parameters(), lr=0.1), distributed.Ranks()
     names = []
     for _ in range(2):
-        names.append(distributed.save_shards(tmp_path, 5, model, optimizer, ranks))
+        names.append(distributed.save_shards(tmp_path, 5, model, optimizer, ranks)[0])
     assert names == ["shards-00000005", "shards-00000005b"]
     torch.save({"shards": names[1]}, tmp_path / "ckpt.pt")
     torch.save([1, 2], tmp_path / "other.pt")                   # not of the run
     distributed.drop_shards(tmp_path)
     assert [p.name for p in tmp_path.glob("shards-*")] == names[1:]
+
+
+def test_missing_and_damaged_parts_are_told_in_one_line(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer, ranks = torch.optim.SGD(model.parameters(), lr=0.1), distributed.Ranks()
+    name, sums = distributed.save_shards(tmp_path, 5, model, optimizer, ranks)
+    ckpt = {"step": 5, "shards": name, "checksums": sums}
+    distributed.restore(ckpt, tmp_path, model)
+    part = next((tmp_path / name).glob("*.distcp"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged: its checksum does not hold"):
+        distributed.restore(ckpt, tmp_path, model)
+    part.unlink()
+    with pytest.raises(FileNotFoundError, match="is missing, a part of the checkpoint"):
+        distributed.restore(ckpt, tmp_path, model)
 
 
 def wait_for_steps(out_dir, n, processes):

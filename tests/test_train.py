@@ -512,7 +512,7 @@ for _ in range(4):
     optimizer.zero_grad(set_to_none=True)
 cfg = train.TrainConfig(batch_size=32)
 print(highest() - before, train.memory_estimate(cfg, model.config, plan, model.n_params(), "adamwscale", device,
-                                                torch.float32, "auto"))
+                                                torch.float32))
 """
     out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     measured, estimate = map(float, out.split())
