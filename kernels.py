@@ -4,8 +4,8 @@ Each equals the plain form to rounding (tests/test_kernels.py), and which one is
 ones under torch.compile, which fuses them itself, under autocast, and wherever nothing faster is known.
 
 On an AMD CPU the BLAS behind torch's products (MKL) takes a slow path: oneDNN, which torch brings along too, needs
-less than half of its time. A step of v1.1 small on 4 rows of 512/114: 2.63 s before, 1.45 s with all of this file
-(LOG.md, 2026-12-02).
+less than half of its time. Forward and backward of v1.1 small on 4 rows of 512/114: 2.63 s with torch's own
+operations, 1.56 s with those of this file (LOG.md, 2026-12-02).
 
 Letters in shapes: B rows, Q and N the queries and keys of one attention, H heads of width K, D = d_model, F = d_ff,
 V = vocab_size.
@@ -228,7 +228,8 @@ def attend_flex(q, k, v, bias, dropout):
 class AttendByHead(torch.autograd.Function):
     """The same one head of one row at a time, whose (Q, N) scores stay in the processor's cache. They are not kept but
     made once more in the backward pass, as FlashAttention does (Dao et al. 2022, arXiv 2205.14135): for 4 rows of 512
-    and 6 heads 25 MB less a layer, in 32 ms instead of 37; of 1,024 in 90 ms instead of 148 (LOG.md, 2026-12-02)."""
+    and 6 heads 25 MB less a layer, in 32 ms instead of 37; for 8 rows of 1,024 in 181 ms instead of 297 (LOG.md,
+    2026-12-02)."""
 
     LEAST = 1 << 17     # scores of a head from which on it pays, by measurement between 256 x 256 and 512 x 512
 
