@@ -448,7 +448,7 @@ def script(name, *arguments):
 
 
 def bench_prepare(setup):
-    """prepare.py from its start to its end with one and two worker processes; sentencepiece alone as the limit."""
+    """prepare.py from its start to its end with one and two tokenizing threads; sentencepiece alone as the limit."""
     cfg = setup.cfg
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)

@@ -494,8 +494,8 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
                     loss = loss + part.detach()         # stays on the device: nothing waits
                     n_real += n_id
                     flops += model.flops(len(source), source.shape[1], target.shape[1])
-                grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
-                                                                             optim_cfg.grad_clip or math.inf))
+                grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(
+                    model.parameters(), optim_cfg.grad_clip or math.inf))
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 at.losses.append(ranks.sum(loss))

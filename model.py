@@ -198,12 +198,9 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(config, is_decoder) for _ in range(n_layer))
         self.norm = RMSNorm(config.d_model)
 
-    def buckets(self, n_query, n_key, device):
-        """Rows of the table for the last n_query of n_key places, and which of the keys lie ahead: (Q, N) each."""
-        at = torch.arange(n_key, device=device)
-        distance = at[None, :] - at[n_key - n_query:, None]     # key minus query
-        bucket = relative_bucket(distance, not self.is_decoder, self.config.n_bucket, self.config.max_distance)
-        return bucket, distance > 0
+    def buckets(self, distance):
+        """Rows of the table for distances of any shape, key minus query."""
+        return relative_bucket(distance, not self.is_decoder, self.config.n_bucket, self.config.max_distance)
 
     def position_bias(self, i, bucket, hidden):
         """What table i adds to the scores, (1, H, Q, N), and the lowest number where `hidden` is true."""
@@ -212,8 +209,9 @@ class Stack(nn.Module):
 
     def forward(self, x, mask=None, memory=None, memory_mask=None):
         """x (B, N, D) embedded tokens; mask, memory_mask (B, N), (B, S) where 0 marks padding; returns (B, N, D)."""
-        bucket, ahead = self.buckets(x.shape[1], x.shape[1], x.device)
-        hidden = ahead if self.is_decoder else None
+        at = torch.arange(x.shape[1], device=x.device)
+        distance = at[None, :] - at[:, None]
+        bucket, hidden = self.buckets(distance), distance > 0 if self.is_decoder else None
         if mask is not None:
             padding = mask[:, None, None, :] == 0
             hidden = padding if hidden is None else hidden | padding
@@ -231,7 +229,7 @@ class Stack(nn.Module):
     def step(self, y, cache):
         """The decoder on the newest id of each sequence: y (B, G, D) -> (B, G, D); the cache grows by these ids."""
         distance, hidden = cache.begin()
-        bucket = relative_bucket(distance, False, self.config.n_bucket, self.config.max_distance)
+        bucket = self.buckets(distance)
         for i, block in enumerate(self.blocks):
             if i < len(self.bias):
                 bias = self.position_bias(i, bucket, hidden)

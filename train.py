@@ -79,7 +79,7 @@ def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, n_ranks=1
     what seven models took on a CPU beside the imports (LOG.md, 2026-12-02); on a GPU it has not been measured.
     """
     S, T, HK, attention = plan.source, plan.target, t5.n_head * t5.d_kv, cfg.attention
-    rows = min(cfg.micro_batch_size, math.ceil(cfg.batch_size / n_ranks))
+    _, rows = rows_of_a_rank(cfg, n_ranks)
     bf16, by_hand = dtype == torch.bfloat16, device.type == "cpu" and dtype == torch.float32 and not cfg.compile
     product = 2 if bf16 else 4                      # bytes of an element of a matrix product's output
     norm = 8 if by_hand else 12                     # a float32 of the stream, one of the norm's output, one between
@@ -171,9 +171,14 @@ def open_tokenizer(data_dir, meta):
     return None
 
 
+def rows_of_a_rank(cfg, n_ranks):
+    """(rows of the batch that one rank has at most, how many of them at a time)."""
+    most = math.ceil(cfg.batch_size / n_ranks)
+    return most, min(cfg.micro_batch_size, most)
+
+
 def batch_told(cfg, ranks):
-    most = math.ceil(cfg.batch_size / ranks.count)              # rows of one rank
-    rows = min(cfg.micro_batch_size, most)
+    most, rows = rows_of_a_rank(cfg, ranks.count)
     if ranks.count == 1:
         return f"{rows} rows x {most // rows} micro-batches = {cfg.batch_size}"
     return f"{ranks.count} ranks of up to {most} rows in {math.ceil(most / rows)} micro-batches = {cfg.batch_size}"
@@ -186,7 +191,7 @@ def dry_run(cfg, optim_cfg, t5_cfg, plan, device, dtype, ranks):
     n = model.n_params()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
     memory = memory_estimate(cfg, t5_cfg, plan, n, optim_cfg.optimizer, device, dtype, ranks.count)
-    rows = min(cfg.micro_batch_size, math.ceil(cfg.batch_size / ranks.count))
+    _, rows = rows_of_a_rank(cfg, ranks.count)
     where = f"{device.type}, a rank" if ranks.count > 1 else device.type
     print(f"""parameters       {n:,}  (vocabulary {t5_cfg.vocab_size:,})
 row              {plan.raw} raw tokens -> source {plan.source}, target {plan.target}, {plan.n_span} spans
@@ -313,7 +318,8 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     if ranks.first:
         files.write_json(out_dir / "config.json", runtime.describe_run(settings, argv, ranks))
     micro_batches = pieces(ranks.share(cfg.batch_size), cfg.micro_batch_size)
-    n_micro = len(pieces((0, math.ceil(cfg.batch_size / ranks.count)), cfg.micro_batch_size))
+    most, rows = rows_of_a_rank(cfg, ranks.count)
+    n_micro = math.ceil(most / rows)
     micro_batches += [None] * (n_micro - len(micro_batches))    # each rank makes as many passes: they exchange weights
     ranks.wait()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
@@ -409,8 +415,8 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
                     part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
                     (part * ranks.count).backward() # the mean over ranks of these gradients is that of the whole batch
                 loss = loss + part.detach()         # stays on the device: nothing waits
-            grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(model.parameters(),
-                                                                         optim_cfg.grad_clip or math.inf))
+            grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(
+                model.parameters(), optim_cfg.grad_clip or math.inf))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             at.losses.append(ranks.sum(loss))
