@@ -109,9 +109,11 @@ def check_ranks(cfg, optim_cfg, ranks):
     if cfg.fsdp and ranks.count == 1:
         raise ValueError("fsdp=True shares a model out over several ranks; start it with torchrun"
                          " --nproc_per_node=N, or leave it out")
-    if cfg.fsdp and optim_cfg.optimizer == "adafactor":
-        raise ValueError("fsdp=True and optimizer=adafactor exclude each other: its row and column means are not"
-                         " made over ranks; take adamwscale or adamw")
+    if cfg.fsdp and optim_cfg.optimizer in ("adafactor", "muon"):
+        raise ValueError(f"fsdp=True and optimizer={optim_cfg.optimizer} exclude each other: it needs whole matrices on"
+                         " each rank; take adamwscale or adamw")
+    if cfg.fsdp and getattr(cfg, "ema", 0):
+        raise ValueError("fsdp=True and ema exclude each other: the average is not shared out over the ranks")
 
 
 def over_ranks(model, ranks, device, fsdp=False):

@@ -28,7 +28,7 @@ import tasks
 from configurator import config_files, configure
 from distributed import Ranks
 from model import T5, T5Config, config_from_hf, pretrained_folder
-from optim import OptimConfig, lr_at, make_optimizer
+from optim import OptimConfig, lr_at, make_optimizer, set_lr
 from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 from score import ScoreConfig
 from tasks import TaskConfig
@@ -83,7 +83,7 @@ class FinetuneOptim(OptimConfig):
     """Optimizer and schedule."""
     optimizer: str = "adamw"        # adamw, adamwscale, adafactor, or adamw_hf as in transformers 4.44
     learning_rate: float = 5e-5     # peak; with adamwscale and adafactor a share of each tensor's RMS
-    schedule: str = "constant"      # constant, linear (to 0), cosine, wsd or legacy (inverse square root)
+    schedule: str = "constant"      # constant, linear (to 0), cosine, wsd or inverse_sqrt
     warmup_steps: int = 0           # optimizer steps
     grad_clip: float = 0.0          # largest norm of all gradients together; 0: no clipping
 
@@ -479,8 +479,7 @@ def train(cfg, task_cfg, score_cfg, optim_cfg, t5_cfg, out_dir, ranks, argv):
 
                 # learn
                 lr = lr_at(step, optim_cfg, max_steps)
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
+                set_lr(optimizer, lr)
                 loss, fed = 0.0, feed(step)
                 for micro, (source, target, mask, n_target, n_id) in enumerate(fed):
                     if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save

@@ -45,6 +45,7 @@ class T5Config:
     gated: bool = True                  # gated GELU (v1.1) or ReLU (v1.0)
     bias_per_layer: bool = False        # a relative position table in each layer (umT5), not one a stack
     init: str = "t5x"                   # t5x: head at d_model^-0.5; nanot5: head at 1, as in nanoT5 and Hugging Face
+    zero_out: bool = False              # start with o and wo at 0: each block adds nothing at first
 
     def __post_init__(self):
         if self.n_decoder_layer is None:
@@ -402,6 +403,10 @@ class T5(nn.Module):
                         normal(table.weight, c.d_model ** -0.5)
         if not c.tied:
             normal(self.lm_head.weight, c.d_model ** -0.5 if t5x else 1.0, truncate=t5x)
+        if c.zero_out:
+            for name, p in self.named_parameters():
+                if name.endswith((".o.weight", ".wo.weight")):
+                    p.zero_()
 
     def set_attention(self, name):
         """Choose one of kernels.ATTENTION for every layer; all give the same numbers to rounding."""
@@ -446,14 +451,15 @@ class T5(nn.Module):
         memory = self.encoder(x, mask=source_mask)              # one look-up for both: one gradient of (V, D), not two
         return self.decoder(y, memory=memory, memory_mask=source_mask)
 
-    def forward(self, source, target, source_mask=None, reduction="mean"):
-        """Cross-entropy in nats per target token; reduction="sum" gives the sum over all target tokens of the batch."""
-        y = self.decoder_output(source, target, source_mask)
+    def forward(self, source, target, source_mask=None, reduction="mean", z_loss=0.0):
+        """Cross-entropy in nats per target token; reduction="sum" gives the sum over all target tokens of the batch.
+        z_loss: weight of log(Z)^2, see kernels.cross_entropy."""
+        y, ids = self.decoder_output(source, target, source_mask), target.flatten()
         if kernels.by_hand(y):
-            loss = kernels.HeadCrossEntropy.apply(self.scaled(y).flatten(0, 1), self.lm_head.weight, target.flatten())
-            return loss if reduction == "sum" else loss / (target != IGNORE).sum().clamp(min=1)
-        logits = self.head(y).float()
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction=reduction)
+            loss = kernels.HeadCrossEntropy.apply(self.scaled(y).flatten(0, 1), self.lm_head.weight, ids, z_loss)
+        else:
+            loss = kernels.cross_entropy(self.head(y).float().flatten(0, 1), ids, z_loss)
+        return loss if reduction == "sum" else loss / (ids != IGNORE).sum().clamp(min=1)
 
     def next_logits(self, ids, cache):
         """(B, G) newest ids -> (B, G, V) scores of what follows them; the cache holds what came before."""

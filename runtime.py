@@ -323,9 +323,10 @@ def save_checkpoint(out_dir, content, keep=1, best=False):
             old.unlink()
 
 
-def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, tokenizer=None):
+def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, tokenizer=None, average=None):
     """save_checkpoint of a run on any number of ranks, which all call it: adds weights and optimizer to `content`, of a
-    sharded model as files of each rank. With a tokenizer also out_dir/hf, the model in Hugging Face's format."""
+    sharded model as files of each rank. With a tokenizer also out_dir/hf, the model in Hugging Face's format; with an
+    `average` of its weights (optim.py) that is what stands in hf/."""
     sharded = hasattr(model, "unshard")
     weights = distributed.whole_weights(model) if tokenizer or not sharded else None
     if sharded:
@@ -335,8 +336,11 @@ def save_run(out_dir, content, model, optimizer, ranks, keep=1, best=False, toke
         return
     if not sharded:
         content |= {"model": weights, "optimizer": optimizer.state_dict()}
+    if average:
+        content["average"] = average.state_dict()
     if tokenizer:
-        model.save_pretrained(Path(out_dir) / "hf", tokenizer, weights)
+        exported = weights | content["average"]["weights"] if average else weights
+        model.save_pretrained(Path(out_dir) / "hf", tokenizer, exported)
     save_checkpoint(out_dir, content, keep, best)
     distributed.drop_shards(out_dir)
 

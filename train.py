@@ -25,7 +25,7 @@ from data import Batches, DataConfig
 from distributed import Ranks
 from kernels import IGNORE
 from model import T5, T5Config, pretrained_folder
-from optim import OptimConfig, lr_at, make_optimizer
+from optim import Average, Muon, OptimConfig, lr_at, make_optimizer, set_lr
 from runtime import CKPT_KEYS, Progress, RunConfig, check_finite
 
 
@@ -38,15 +38,21 @@ class TrainConfig(RunConfig):
     init_from: str | None = None    # weights to start from: run folder, checkpoint, Hugging Face folder or Hub name
     dry_run: bool = False           # print sizes, FLOPs and memory, and stop
     n_sample: int = 0               # held-out sentences to fill in at the end
+    eval_noise_density: float | None = None     # of the held-out rows; None: as in training
+    eval_mean_span: float | None = None         # likewise
+    z_loss: float = 0.0             # weight of log(Z)^2 beside the training loss; T5X: 1e-4
+    ema: float = 0.0                # above 0: evaluate and export a moving average of the weights with this decay
 
     def __post_init__(self):
         super().__post_init__()
         for name in ("max_steps", "eval_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_every", "n_sample"):
+        for name in ("eval_every", "n_sample", "z_loss"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema={self.ema} must lie in [0, 1)")
 
 
 EVAL_ROWS = 128                     # of a held-out batch: runs of every batch size are scored on the same rows
@@ -212,6 +218,7 @@ def load_weights(init_from):
             model = T5(T5Config(**{f.name: ckpt["settings"][f.name] for f in fields(T5Config)}))
             distributed.restore(ckpt, path.parent, model)
             ckpt["model"] = model.state_dict()
+        ckpt["model"] |= ckpt.get("average", {}).get("weights", {})
         return ckpt["model"], ckpt["settings"], {"vocabulary_sha256": ckpt["data"]["vocabulary_sha256"]}
     folder = pretrained_folder(init_from)
     model = T5.from_pretrained(folder)
@@ -226,7 +233,7 @@ def load_weights(init_from):
 def check_start(init_from, theirs, t5_cfg, vocabulary, meta):
     """Refuse weights of other sizes or of another vocabulary than this run has."""
     differ = {name: theirs.get(name) for name, value in asdict(t5_cfg).items()
-              if name not in ("dropout", "init") and theirs.get(name) != value}
+              if name not in ("dropout", "init", "zero_out") and theirs.get(name) != value}
     if differ:
         was, now = (", ".join(f"{name}={values[name]}" for name in differ) for values in (differ, asdict(t5_cfg)))
         raise ValueError(f"{init_from} has {was}, this run {now}; start with its sizes:"
@@ -279,7 +286,9 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     settings = {**asdict(cfg), **asdict(data_cfg), **asdict(optim_cfg), **asdict(t5_cfg)}
     train_tokens, val_tokens = (data.Tokens(data_cfg.data_dir, split, meta) for split in ("train", "val"))
     batches = Batches(train_tokens, plan, cfg.seed, cfg.batch_size, meta["first_sentinel"])
-    held_out = data.held_out_rows(val_tokens, plan, cfg.eval_batches * EVAL_ROWS, meta["first_sentinel"])
+    eval_plan = data.span_plan(data_cfg.input_length, cfg.eval_noise_density or data_cfg.noise_density,
+                               cfg.eval_mean_span or data_cfg.mean_span)
+    held_out = data.held_out_rows(val_tokens, eval_plan, cfg.eval_batches * EVAL_ROWS, meta["first_sentinel"])
     floor = data.unigram_floor(train_tokens, held_out, meta["n_id"])
     tokenizer = open_tokenizer(data_cfg.data_dir, meta)
 
@@ -299,11 +308,14 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     model.set_gradient_checkpointing(cfg.gradient_checkpointing)
     attention = runtime.pick_attention(model, cfg, plan.source, device, dtype, ranks)
     optimizer = make_optimizer(model, optim_cfg)
+    average = Average(model, cfg.ema) if cfg.ema else None
     at = Progress(losses=[])
     if cfg.resume:
         ckpt = runtime.load_checkpoint(out_dir / "ckpt.pt", CKPT_KEYS)
         check_resume(ckpt, settings, meta, optim_cfg)
         distributed.restore(ckpt, out_dir, model, optimizer)
+        if average:
+            average.load_state_dict(ckpt["average"])
         at = Progress(**ckpt["progress"])
         at.losses = [torch.tensor(x, device=device) for x in at.losses]
         del ckpt
@@ -323,6 +335,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
     micro_batches += [None] * (n_micro - len(micro_batches))    # each rank makes as many passes: they exchange weights
     ranks.wait()
     flops = model.flops(cfg.batch_size, plan.source, plan.target)
+    update_flops = optimizer.flops() if isinstance(optimizer, Muon) else 0      # of other optimizers: next to nothing
     peak = float(ranks.sum(float(runtime.peak_flops(device, dtype))))
     print(f"{out_dir}: {model.n_params():,} parameters, vocabulary {t5_cfg.vocab_size:,}, on {device} in"
           f" {str(dtype)[6:]}{', compiled' if compiled else ''}, attention {attention}, dropout {t5_cfg.dropout}")
@@ -331,7 +344,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
           f" {held_out.batch_size:,} held-out rows")
     print(f"{flops:.2e} FLOPs a step, peak {peak / 1e9:,.0f} GFLOP/s; a model of frequencies alone would have a"
           f" held-out loss of {floor:.3f} (the floor)", flush=True)
-    if optim_cfg.schedule != "legacy" and optim_cfg.warmup_steps >= cfg.max_steps:
+    if optim_cfg.schedule != "inverse_sqrt" and optim_cfg.warmup_steps >= cfg.max_steps:
         print(f"warning: with warmup_steps={optim_cfg.warmup_steps:,} and max_steps={cfg.max_steps:,} the learning rate"
               f" never reaches its peak")
     if cfg.resume:
@@ -378,12 +391,13 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
                       f" {1 / rate:.2f} s/step | {line['tokens_per_s']:,.0f} tokens/s | MFU {line['mfu']:.0%} |"
                       f" ETA {runtime.duration((cfg.max_steps - step) / rate)}", flush=True)
             if due_eval and not stopping:
-                result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast, ranks)
+                with average.in_place() if average else contextlib.nullcontext():
+                    result = evaluate(model, held_out, cfg.micro_batch_size, device, autocast, ranks)
                 val_loss = result["val_loss"]
                 check_finite(step, [torch.tensor(val_loss)], float(grad_norm), weight_norm)
                 at.evaluated, improved = step, step > 0 and val_loss < at.best
                 at.best = val_loss if improved else at.best
-                metrics.write(step=step, **result, seconds=at.seconds)
+                metrics.write(step=step, **result, floor=floor, flops=step * (flops + update_flops), seconds=at.seconds)
                 print(f"step {step:,}/{cfg.max_steps:,} | held-out loss {val_loss:.4f} | floor {floor:.4f} |"
                       f" perplexity {math.exp(min(val_loss, 700)):,.1f} |"
                       f" accuracy {result['val_accuracy']:.1%}", flush=True)
@@ -393,7 +407,7 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
                 progress = {**asdict(at), "losses": [float(x) for x in at.losses]}
                 content = {"step": step, "progress": progress, "settings": settings, "data": data_identity(meta)}
                 runtime.save_run(out_dir, content, model, optimizer, ranks, cfg.keep, best=improved,
-                                 tokenizer=tokenizer if improved else None)
+                                 tokenizer=tokenizer if improved else None, average=average)
             if stopping:
                 print(f"stopped at step {step:,}; go on with --resume=True")
                 return 128 + stopping
@@ -404,28 +418,30 @@ def train(cfg, data_cfg, optim_cfg, t5_cfg, out_dir, ranks, device, argv):
 
             # learn
             lr = lr_at(step, optim_cfg, cfg.max_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            set_lr(optimizer, lr)
             loss = 0.0
             for micro, (source, target) in enumerate(feed(step)):
                 if t5_cfg.dropout:                  # noise of its own for each part of a step: nothing to save
                     noise = data.key_of(cfg.seed, 4, step, micro * ranks.count + ranks.number)
                     torch.manual_seed(int(noise[0]) >> 1)
                 with autocast, distributed.last_micro(step_model, micro == n_micro - 1):
-                    part = step_model(source, target, reduction="sum") / (cfg.batch_size * plan.target)
+                    part = step_model(source, target, reduction="sum", z_loss=cfg.z_loss)
+                    part = part / (cfg.batch_size * plan.target)
                     (part * ranks.count).backward() # the mean over ranks of these gradients is that of the whole batch
                 loss = loss + part.detach()         # stays on the device: nothing waits
             grad_norm = distributed.number_of(torch.nn.utils.clip_grad_norm_(
                 model.parameters(), optim_cfg.grad_clip or math.inf))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            if average:
+                average.update()
             at.losses.append(ranks.sum(loss))
             n_timed += 1
 
     print(f"done: {cfg.max_steps:,} steps in {runtime.duration(at.seconds)}; best held-out loss {at.best:.4f}"
           f" (floor {floor:.4f}); see {out_dir}")
     if cfg.n_sample and tokenizer:
-        with distributed.whole(model):
+        with distributed.whole(model), average.in_place() if average else contextlib.nullcontext():
             if ranks.first:
                 show_samples(model, tokenizer, held_out, cfg.n_sample, device)
         ranks.wait()

@@ -74,12 +74,26 @@ def test_dropout_in_the_feed_forward_is_the_same_in_both_passes():
 
 
 @pytest.mark.parametrize("trains", ONEDNN_WAYS)
-def test_head_cross_entropy(trains, monkeypatch):
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+def test_head_cross_entropy(trains, z_loss, monkeypatch):
     monkeypatch.setattr(kernels, "ONEDNN_TRAINS", trains)
     target = torch.tensor([5, IGNORE, 0, 99, 7, IGNORE])
-    assert_same(lambda y, w: kernels.HeadCrossEntropy.apply(y, w, target),
-                lambda y, w: F.cross_entropy(F.linear(y, w), target, ignore_index=IGNORE, reduction="sum"),
-                leaves((6, 32), (100, 32)))
+
+    def plain(y, w):
+        logits = F.linear(y, w)
+        log_z = logits.exp().sum(-1).log()[target != IGNORE]
+        return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="sum") + z_loss * (log_z ** 2).sum()
+
+    for way in (lambda y, w: kernels.HeadCrossEntropy.apply(y, w, target, z_loss),
+                lambda y, w: kernels.cross_entropy(F.linear(y, w), target, z_loss)):
+        assert_same(way, plain, leaves((6, 32), (100, 32)))
+
+
+@pytest.mark.parametrize("trains", ONEDNN_WAYS)
+def test_products_of_stacks(trains, monkeypatch):
+    monkeypatch.setattr(kernels, "ONEDNN_TRAINS", trains)
+    x, y = torch.randn(3, 5, 7), torch.randn(3, 4, 7)
+    torch.testing.assert_close(kernels.products(x, y), torch.einsum("nik,njk->nij", x, y), atol=1e-5, rtol=0)
 
 
 BIASES = [None, (1, 3, 40, 24), (2, 3, 40, 24), (2, 1, 1, 24)]

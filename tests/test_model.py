@@ -210,3 +210,13 @@ def test_greedy_generation_equals_a_search_by_hand():
 def test_impossible_sizes_are_named(changes, part):
     with pytest.raises(ValueError, match=part):
         tiny_t5(**changes)
+
+
+def test_zero_out_lets_the_first_blocks_add_nothing():
+    """o and wo at 0: the encoder's output is the normed embedding; all other weights are as without."""
+    model, plain = tiny_t5(zero_out=True), tiny_t5()
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        assert torch.equal(model.encode(ids), model.encoder.norm(model.shared(ids)))
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (not p.any()) if name.endswith((".o.weight", ".wo.weight")) else torch.equal(p, q)

@@ -6,7 +6,20 @@ import pytest
 import torch
 
 from model import T5, T5Config, hf_name
-from optim import Adafactor, AdamWScale, OptimConfig, lr_at, make_optimizer, parameter_groups, rms_scale
+from optim import (
+    Adafactor,
+    AdamWScale,
+    Average,
+    Muon,
+    OptimConfig,
+    hidden_matrices,
+    lr_at,
+    make_optimizer,
+    orthogonalize,
+    parameter_groups,
+    rms_scale,
+    set_lr,
+)
 
 
 def problem(seed=0):
@@ -111,6 +124,20 @@ def test_adamw_equals_the_formula():
     torch.testing.assert_close(model.weight.detach().double(), p, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("normuon", [False, True])
+def test_a_saved_muon_goes_on_exactly(normuon):
+    model, config = small_t5(), OptimConfig(optimizer="muon", normuon=normuon, weight_decay=0.1)
+    optimizer = make_optimizer(model, config)
+    learn(model, optimizer, range(3))
+    twin = copy.deepcopy(model)
+    other = make_optimizer(twin, config)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(model, optimizer, range(3, 6))
+    learn(twin, other, range(3, 6))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("name", ["adamwscale", "adafactor", "adamw"])
 def test_a_saved_optimizer_goes_on_exactly(name):
     torch.manual_seed(0)
@@ -144,7 +171,173 @@ def test_every_parameter_is_in_one_group_and_norms_do_not_decay(tied):
     assert len(got) == len(set(got)) and set(got) == {id(p) for p in model.parameters()}
     names = {id(p): n for n, p in model.named_parameters()}
     without = sorted(names[id(p)] for p in plain["params"])
-    assert without == sorted(n for n in names.values() if "norm" in n or n.endswith("coder.bias.weight"))
+    assert without == sorted(n for n in names.values() if "norm" in n or "bias" in n)
+    assert {"encoder.bias.0.weight", "decoder.bias.0.weight"} < set(without)
+
+
+# --- Muon ------------------------------------------------------------------------------------------------------------
+
+def plain_newton_schulz(g):
+    """One matrix, as Jordan et al. 2024 write it, in float64."""
+    x = g.double()
+    x = x / x.norm()
+    if g.shape[0] > g.shape[1]:
+        return plain_newton_schulz(g.T).T
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (64, 24), (24, 64), (5, 1)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape):
+    """Singular vectors stay, singular values from 1 down to 1 / 50 of the norm come to [0.65, 1.25]; a stack equals its
+    matrices one by one, and a matrix times 1e-6 or 1e6 gives the same."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, *shape, generator=generator)
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    x = u * torch.linspace(1, 0.1, s.shape[-1]) @ v
+    y = orthogonalize(x)
+    got = u.mT @ y @ v.mT
+    values = got.diagonal(dim1=-2, dim2=-1)
+    assert 0.65 < values.min() and values.max() < 1.25
+    assert (got - torch.diag_embed(values)).abs().max() < 1e-5
+    for a, b in zip(x, y, strict=True):
+        torch.testing.assert_close(b.double(), plain_newton_schulz(a), atol=1e-5, rtol=0)
+    torch.testing.assert_close(orthogonalize(x * 1e-6), y, atol=1e-4, rtol=0)
+    torch.testing.assert_close(orthogonalize(x * 1e6), y, atol=1e-4, rtol=0)
+    assert torch.equal(orthogonalize(torch.zeros(1, *shape)), torch.zeros(1, *shape))
+
+
+def small_t5(**changes):
+    torch.manual_seed(0)
+    return T5(T5Config(**dict(vocab_size=64, d_model=16, d_kv=4, d_ff=40, n_head=3, n_layer=2) | changes))
+
+
+def learn(model, optimizer, steps, rate=None):
+    """Some steps on batches that follow from their number; returns the gradients of each."""
+    gradients = []
+    for i in steps:
+        g = torch.Generator().manual_seed(i)
+        model(torch.randint(3, 60, (4, 12), generator=g), torch.randint(3, 60, (4, 6), generator=g)).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        if rate:
+            set_lr(optimizer, rate * (1 + i % 3))
+        optimizer.step()
+        optimizer.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize("changes", [
+    dict(), dict(muon_rms=False), dict(muon_rms=False, weight_decay=0.5), dict(normuon=True),
+    dict(weight_decay=0.5, cautious_decay=True, muon_momentum=0.8)])
+def test_muon_equals_the_formula_of_a_single_matrix(changes):
+    """Written out for one matrix at a time in float64, 6 steps, over all hidden matrices of a model; what is no hidden
+    matrix goes as with AdamWScale."""
+    model, config = small_t5(), OptimConfig(optimizer="muon", learning_rate=0.01, muon_lr=0.03, beta2=0.98, **changes)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, config)
+    gradients = learn(model, optimizer, range(6), rate=0.01)
+    hidden = hidden_matrices(model)
+    assert len(hidden) == 2 * 7 + 2 * 11 and not any("bias" in n or "norm" in n for n in hidden)
+    for name, got in hidden.items():
+        p, m, rows = start[name].double(), 0.0, 0.0
+        A, B = p.shape
+        for i, grads in enumerate(gradients):
+            g, lr, beta = grads[name].double(), 0.03 * (1 + i % 3), config.muon_momentum
+            m = beta * m + (1 - beta) * g
+            u = plain_newton_schulz((1 - beta) * g + beta * m)
+            if config.normuon:
+                norm = u.norm()
+                rows = 0.95 * rows + 0.05 * u.square().mean(1, keepdim=True)
+                u = u / (rows.sqrt() + 1e-8)
+                u = u * norm / u.norm()
+            u = u * max(A, B) ** 0.5
+            scale = B ** -0.5 * (4 ** -0.5 if name.endswith(".q.weight") else 1)
+            if config.muon_rms:
+                scale = max(1e-3, p.square().mean().sqrt().item())
+            decay = lr * config.weight_decay * p
+            if config.cautious_decay:
+                decay = decay * (u * p > 0)
+            p = p - decay - lr * scale * u
+        torch.testing.assert_close(got.detach().double(), p, atol=2e-4 * p.abs().max().item(), rtol=0, msg=name)
+    others = [name for name in start if name not in hidden]
+    twins = [torch.nn.Parameter(start[name].clone()) for name in others]
+    decays = [config.weight_decay if n in ("shared.weight", "lm_head.weight") else 0.0 for n in others]
+    reference = AdamWScale([{"params": [t], "weight_decay": d} for t, d in zip(twins, decays, strict=True)],
+                           betas=(0.9, 0.98))
+    for i, grads in enumerate(gradients):
+        for name, twin in zip(others, twins, strict=True):
+            twin.grad = grads[name].clone()
+        set_lr(reference, 0.01 * (1 + i % 3))
+        reference.step()
+    for name, twin in zip(others, twins, strict=True):
+        torch.testing.assert_close(dict(model.named_parameters())[name], twin, atol=1e-6, rtol=1e-6)
+
+
+def test_muons_scale_of_q_is_that_of_an_attention_with_an_explicit_scale():
+    """A q that is drawn without 1 / sqrt(d_kv), trained by plain Muon, and multiplied by it in the forward pass: after
+    5 steps both models give the same logits, so what is stored is a stock T5."""
+    model, config = small_t5(), OptimConfig(optimizer="muon", learning_rate=0.01, muon_lr=0.05, muon_rms=False)
+    twin = copy.deepcopy(model)
+    class Scaled(torch.nn.Module):
+        def forward(self, w):
+            return w * 4 ** -0.5
+    for module in twin.modules():
+        if hasattr(module, "q"):
+            module.q.weight.data.mul_(4 ** 0.5)
+            torch.nn.utils.parametrize.register_parametrization(module.q, "weight", Scaled(), unsafe=True)
+    hidden = [p for n, p in twin.named_parameters() if ".blocks." in n and p.ndim == 2]
+    others = [p for n, p in twin.named_parameters() if not (".blocks." in n and p.ndim == 2)]
+    other = Muon([{"params": others}, {"params": hidden, "muon": True, "scale_q": 1.0, "lr_share": 5.0}], by_rms=False)
+    learn(model, make_optimizer(model, config), range(5), rate=0.01)
+    learn(twin, other, range(5), rate=0.01)
+    source, target = torch.arange(3, 15)[None], torch.arange(20, 26)[None]
+    torch.testing.assert_close(model.logits(source, target), twin.logits(source, target), atol=1e-4, rtol=0)
+
+
+def test_a_step_of_muon_moves_a_matrix_by_about_its_rate():
+    """by_rms: a step at 0.02 changes a hidden matrix by 0.01 to 0.024 of its norm, wherever it is."""
+    model = small_t5(d_model=64, d_kv=16, d_ff=96)
+    before = {name: p.detach().clone() for name, p in hidden_matrices(model).items()}
+    learn(model, make_optimizer(model, OptimConfig(optimizer="muon", learning_rate=0.02)), [0], rate=0.02)
+    for name, p in hidden_matrices(model).items():
+        share = ((p - before[name]).norm() / before[name].norm()).item()
+        assert 0.01 < share < 0.024, (name, share)
+
+
+def test_muons_flops_by_hand():
+    """A (2, 3) matrix: 5 times x x' (24), its square (16) and their sum's product with x (24)."""
+    p = torch.nn.Parameter(torch.zeros(2, 3))
+    assert Muon([{"params": [p], "muon": True, "scale_q": 1.0}]).flops() == 5 * (24 + 16 + 24)
+
+
+def test_average_by_hand():
+    """Decay 0.9: after t steps the newest weights enter at 9 / (10 + t), at least 0.1."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    average = Average(model, 0.9)
+    wanted = model.weight.detach().clone()
+    for t in range(1, 120):
+        model.weight.data.add_(1.0)
+        average.update()
+        wanted.lerp_(model.weight.detach(), max(0.1, 9 / (10 + t)))
+    last = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), wanted)
+    assert torch.equal(model.weight.detach(), last)
+    other = Average(torch.nn.Linear(2, 1, bias=False), 0.9)
+    other.load_state_dict(copy.deepcopy(average.state_dict()))
+    assert other.t == average.t and torch.equal(other.weights[0], average.weights[0])
+
+
+def test_average_of_a_tied_model_has_the_head_under_both_names():
+    model = small_t5(tied=True)
+    average = Average(model, 0.5)
+    with torch.no_grad():
+        model.shared.weight.add_(1.0)
+    average.update()
+    weights = average.state_dict()["weights"]
+    assert set(weights) == set(model.state_dict()) and weights["lm_head.weight"] is weights["shared.weight"]
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -158,15 +351,15 @@ def test_cosine_is_nanot5s():
         assert abs(lr_at(step, config, 60) - rate) < 1e-12
 
 
-def test_legacy_is_nanot5s():
+def test_inverse_sqrt_is_nanot5s_legacy():
     """Flat 1e-2 for the first 10,000 steps, then 1/sqrt(step); the last tenth straight to 0."""
-    config = OptimConfig(schedule="legacy", learning_rate=123.0)
+    config = OptimConfig(schedule="inverse_sqrt", learning_rate=1e-2, warmup_steps=10_000)
     wanted = {0: 0.01, 53: 0.01, 54: 0.01, 55: 0.008333333333333333, 59: 0.001666666666666667}
     for step, rate in wanted.items():
         assert abs(lr_at(step, config, 60) - rate) < 1e-12
     assert lr_at(10_000, config, 65_536) == 0.01
     assert lr_at(40_000, config, 65_536) == 0.005
-    assert lr_at(58_983, config, 65_536) == 1 / math.sqrt(58_983)
+    assert abs(lr_at(58_983, config, 65_536) * math.sqrt(58_983) - 1) < 1e-12
     assert 0 < lr_at(65_535, config, 65_536) < 1e-6
 
 
@@ -225,13 +418,14 @@ def formula_batch(t):
 def trajectory(optimizer_name, schedule, n=60):
     """Losses, rates and gradient norms of the steps, as train.py makes them."""
     model = formula_model()
-    config = OptimConfig(optimizer=optimizer_name, schedule=schedule, learning_rate=0.02, warmup_steps=10)
+    config = OptimConfig(optimizer=optimizer_name, learning_rate=0.02, warmup_steps=10)
+    if schedule == "legacy":
+        config = OptimConfig(optimizer=optimizer_name, schedule="inverse_sqrt", learning_rate=0.01, warmup_steps=10_000)
     optimizer = make_optimizer(model, config)
     losses, rates, norms = [], [], []
     for step in range(n):
         rates.append(lr_at(step, config, 60))
-        for group in optimizer.param_groups:
-            group["lr"] = rates[-1]
+        set_lr(optimizer, rates[-1])
         loss = model(*formula_batch(step % 8))
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip).item())

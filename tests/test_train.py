@@ -36,8 +36,9 @@ def run(corpus, out_dir, *more):
 
 @pytest.mark.parametrize("more", [
     ["--optimizer=adamwscale", "--dropout=0.1", "--micro_batch_size=2"],
-    ["--optimizer=adafactor", "--schedule=legacy"],
+    ["--optimizer=adafactor", "--schedule=inverse_sqrt"],
     ["--optimizer=adamw", "--learning_rate=1e-3", "--schedule=linear", "--weight_decay=0.1"],
+    ["--optimizer=muon", "--normuon=True", "--weight_decay=0.1", "--cautious_decay=True", "--ema=0.9", "--z_loss=1e-3"],
 ])
 def test_resuming_equals_not_stopping(corpus, tmp_path, more):
     """40 steps straight; 20, a resume, 20; every loss, norm and rate, and the weights, bit for bit."""
@@ -133,6 +134,56 @@ def test_accumulation_equals_the_large_batch(corpus, tmp_path):
         assert max(abs(a - b) for a, b in zip(losses, runs[0][0], strict=True)) < 1e-6 * runs[0][0][0]
         for k, w in weights.items():
             torch.testing.assert_close(w, runs[0][1][k], atol=1e-6, rtol=1e-4)
+
+
+def test_one_wsd_run_serves_several_budgets(corpus, tmp_path):
+    """From a checkpoint that a run of 40 steps leaves before its decay, a run of 20 goes on to its own end: all losses
+    as in one that had 20 steps from the start."""
+    more = ["--schedule=wsd", "--decay_share=0.25", "--eval_every=5"]
+    run(corpus, tmp_path / "long", *more, "--max_steps=40", "--save_every=15", "--keep=5")
+    (tmp_path / "branch").mkdir()
+    (tmp_path / "branch" / "ckpt.pt").write_bytes((tmp_path / "long" / "ckpt-00000015.pt").read_bytes())
+    run(corpus, tmp_path / "branch", *more, "--max_steps=20", "--resume=True")
+    run(corpus, tmp_path / "alone", *more, "--max_steps=20")
+    late = [x for x in metrics(tmp_path / "alone") if x[0] > 15]
+    assert metrics(tmp_path / "branch") == late and len(late) > 5
+
+
+def test_the_average_is_what_is_evaluated_exported_and_started_from(corpus, tmp_path):
+    """The checkpoint holds last weights and average; held-out loss, hf/ and --init_from are the average's."""
+    run(corpus, tmp_path / "a", "--max_steps=6", "--ema=0.8", "--schedule=constant", "--eval_noise_density=0.3")
+    ckpt, exported = checkpoint(tmp_path / "a"), T5.from_pretrained(tmp_path / "a" / "hf").state_dict()
+    average = ckpt["average"]["weights"]
+    assert set(average) == set(ckpt["model"]) == set(exported) and ckpt["average"]["t"] == 6
+    assert all(torch.equal(average[k], exported[k]) for k in average)
+    assert any(not torch.equal(average[k], ckpt["model"][k]) for k in average)
+    weights, _, _ = train.load_weights(str(tmp_path / "a"))
+    assert all(torch.equal(average[k], weights[k]) for k in average)
+    meta = data.read_meta(corpus)
+    held_out = data.held_out_rows(data.Tokens(corpus, "val", meta), data.span_plan(32, 0.3), 128,
+                                  meta["first_sentinel"])
+    source, target = (torch.from_numpy(x) for x in held_out.rows(0))
+    with torch.no_grad():
+        wanted = T5.from_pretrained(tmp_path / "a" / "hf")(source, target).item()
+    assert metrics(tmp_path / "a", "val_loss")[-1][2] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_z_loss_is_in_the_training_loss_alone(corpus, tmp_path):
+    """At step 0 the logged loss grows by z_loss * mean(log(Z)^2); the held-out loss does not."""
+    for name, z in (("a", 0.0), ("b", 0.01)):
+        run(corpus, tmp_path / name, "--max_steps=1", f"--z_loss={z}", "--init=nanot5")
+    a, b = (dict((k, v) for step, k, v in metrics(tmp_path / name) if step == 1) for name in "ab")
+    assert b["loss"] > a["loss"] + 0.01
+    first = [[v for step, k, v in metrics(tmp_path / name, "val_loss") if step == 0] for name in "ab"]
+    assert first[0] == first[1]
+
+
+def test_flops_of_an_evaluation_count_the_model_and_muon(corpus, tmp_path):
+    run(corpus, tmp_path, "--max_steps=3", "--optimizer=muon")
+    model = T5(T5Config(**{k: checkpoint(tmp_path)["settings"][k] for k in vars(T5Config())}))
+    muon = optim.make_optimizer(model, optim.OptimConfig(optimizer="muon")).flops()
+    plan = data.span_plan(32)
+    assert metrics(tmp_path, "flops")[-1][2] == 3 * (model.flops(6, plan.source, plan.target) + muon) and muon > 0
 
 
 def test_the_loss_falls_and_the_best_is_kept(corpus, tmp_path):
