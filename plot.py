@@ -67,6 +67,19 @@ def by_label(records):
     return dict(arms)
 
 
+def best_of(runs):
+    """Of the runs of one arm those that stand for it: for each length the settings with most seeds, and of several such
+    those with the lowest mean loss. So trials of other learning rates do not count, however they came out."""
+    kept = []
+    for steps in sorted({r["steps"] for r in runs if r["val_loss"] is not None}):
+        groups = defaultdict(list)
+        for r in runs:
+            if r["steps"] == steps and r["val_loss"] is not None:
+                groups[json.dumps({**r["settings"], "seed": None}, sort_keys=True)].append(r)
+        kept += min(groups.values(), key=lambda g: (-len(g), statistics.fmean(r["val_loss"] for r in g)))
+    return kept
+
+
 def mean_and_spread(values):
     """(mean, standard deviation of one run; 0 for a single one)."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
@@ -75,9 +88,8 @@ def mean_and_spread(values):
 def finals(records):
     """[(steps, mean final loss, its spread, number of runs)] of an arm, by the length of its runs."""
     of = defaultdict(list)
-    for record in records:
-        if record["val_loss"] is not None:
-            of[record["steps"]].append(record["val_loss"])
+    for record in best_of(records):
+        of[record["steps"]].append(record["val_loss"])
     return [(steps, *mean_and_spread(losses), len(losses)) for steps, losses in sorted(of.items())]
 
 
@@ -106,7 +118,7 @@ def needed(records, recipe):
     for label in arms:
         for steps, loss, spread, _ in finals(arms[label]) if label != recipe else ():
             seeds = defaultdict(list)
-            for record in arms[recipe]:
+            for record in best_of(arms[recipe]):
                 seeds[record["seed"]].append((record["steps"], record["val_loss"]))
             need = [steps_to(points, loss) for points in seeds.values()]
             if all(need):
@@ -121,12 +133,13 @@ def needed(records, recipe):
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 def draw_curves(pyplot, records, top):
-    """Three panels: loss against steps, FLOPs and seconds; the mean over seeds, and a band from lowest to highest."""
+    """Three panels: loss against steps, FLOPs and seconds, of each arm's longest runs; the mean over seeds, and a band
+    from lowest to highest."""
     figure, panels = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True, layout="constrained")
     arms, late = by_label(records), []
     for number, (label, runs) in enumerate(arms.items()):
         longest = max(r["steps"] for r in runs)
-        runs = [r for r in runs if r["steps"] == longest]
+        runs = [r for r in best_of(runs) if r["steps"] == longest]
         seeds = defaultdict(list)
         for record in runs:
             for step, loss in record["curve"]:
@@ -171,14 +184,19 @@ def draw_budgets(pyplot, records, top):
 
 
 def table_of(records, rows, columns):
-    """{row: {column: (mean, spread, runs, failed runs)}} of final losses by two settings."""
+    """{row: {column: (mean, spread, seeds, failed runs)}} of final losses by two settings, each cell at the best of all
+    others."""
     cells = defaultdict(lambda: defaultdict(list))
     for record in records:
         row, column = (str(record["settings"].get(name, DEFAULTS[name])) for name in (rows, columns))
-        cells[row][column].append(record["val_loss"])
-    return {row: {column: (*(mean_and_spread([x for x in losses if x is not None]) if any(losses) else (math.nan,) * 2),
-                           len(losses), losses.count(None)) for column, losses in line.items()}
-            for row, line in cells.items()}
+        cells[row][column].append(record)
+    table = defaultdict(dict)
+    for row, line in cells.items():
+        for column, runs in line.items():
+            losses = [r["val_loss"] for r in best_of(runs)]
+            failed = sum(r["val_loss"] is None for r in runs)
+            table[row][column] = (*(mean_and_spread(losses) if losses else (math.nan, math.nan)), len(losses), failed)
+    return dict(table)
 
 
 def draw_table(pyplot, table):
@@ -200,18 +218,23 @@ def cell_text(cell):
     if cell is None:
         return "–"
     mean, spread, count, failed = cell
-    return f"{mean:.4f} ± {spread:.4f} ({count - failed})" + (f", {failed} failed" if failed else "")
+    return f"{mean:.4f} ± {spread:.4f} ({count})" + (f", {failed} failed" if failed else "")
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else list(argv)
+def parse(argv):
+    """(settings, inputs)"""
     inputs = [a for a in argv if not a.startswith("-")]
     cfg, = configure(PlotConfig, argv=[a for a in argv if a.startswith("-")],
                      also="   INPUT ...: run folders or .jsonl files of sweep.py")
     if not inputs:
         raise ValueError("name a run's folder or a .jsonl of sweep.py to draw; --help lists the settings")
+    return cfg, inputs
+
+
+def main(argv=None):
+    cfg, inputs = parse(sys.argv[1:] if argv is None else list(argv))
     records = [record for path in inputs for record in read(path)]
     if cfg.only:
         wanted = cfg.only.split(",")

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -79,9 +80,9 @@ def result_of(folder, label, settings, error):
     return {**record, "val_loss": None, "error": error} if error else record
 
 
-def run_one(cfg, argv, label, settings):
-    """Train once; returns what is kept of it, or None if it was stopped. A run that fails by itself, as one whose loss
-    is no number any more, is a result too."""
+def run_one(cfg, argv, label, settings, stop):
+    """Train once; returns what is kept of it, or None if it was stopped, as it is by the signal that `stop` may get. A
+    run that fails by itself, as one whose loss is no number any more, is a result too."""
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(cfg.runs) / name
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *argv, f"--out_dir={folder}",
@@ -89,7 +90,13 @@ def run_one(cfg, argv, label, settings):
     env = os.environ | ({"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // cfg.jobs))} if cfg.jobs > 1 else {})
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, env=env).returncode
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        while process.poll() is None:
+            time.sleep(0.2)
+            if stop.received:                   # handed on: a signal may reach the sweep alone
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+        code = process.returncode
     if code < 0 or code >= 128:
         return None
     last = (folder / "log.txt").read_text(encoding="utf-8").strip().split("\n")[-1]
@@ -101,26 +108,31 @@ def run_one(cfg, argv, label, settings):
     return record
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else list(argv)
+def parse(argv):
+    """The sweep's settings, and (command line, what varies, settings) of each of its runs."""
     own = {f"--{f.name}" for f in fields(SweepConfig)}
     if "--help" in argv or "-h" in argv:
         configure(SweepConfig, *TRAIN, argv=["--help"])
     cfg, = configure(SweepConfig, argv=[a for a in argv if a.partition("=")[0] in own])
-    runs = [(run, varied, settings_of(run))
-            for run, varied in grid([a for a in argv if a.partition("=")[0] not in own])]
+    return cfg, [(run, varied, settings_of(run))
+                 for run, varied in grid([a for a in argv if a.partition("=")[0] not in own])]
+
+
+def main(argv=None):
+    cfg, runs = parse(sys.argv[1:] if argv is None else list(argv))
     results = Path(cfg.results)
     results.parent.mkdir(parents=True, exist_ok=True)
     done = [record["settings"] for record in read_results(results)]
     left = [run for run in runs if run[2] not in done]
     print(f"{len(runs)} runs, {len(runs) - len(left)} of them in {results} already", flush=True)
-    start, stopped = time.perf_counter(), []
+    start = time.perf_counter()
 
     def work(item):
         number, (run, varied, settings) = item
-        record = None if stopped else run_one(cfg, run, cfg.label or varied, settings)
+        record = None if stop.received else run_one(cfg, run, cfg.label or varied, settings, stop)
         if record is None:
-            stopped.append(run)
+            if not stop.received:
+                raise files.Stopped(f"the run {' '.join(run)} was stopped from outside; start the same sweep again")
             return
         with open(results, "a", encoding="utf-8") as file:      # one write: lines of several jobs do not mix
             file.write(json.dumps(record) + "\n")
@@ -132,11 +144,10 @@ def main(argv=None):
 
     with runtime.StopSignal() as stop, ThreadPoolExecutor(cfg.jobs) as pool:
         for _ in pool.map(work, enumerate(left, 1)):
-            if stop.received:
-                stopped.append(None)
-    if stopped:
+            pass
+    if stop.received:
         print("stopped; start the same sweep again to go on")
-        return 130
+        return 128 + stop.received
     return 0
 
 

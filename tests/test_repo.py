@@ -9,21 +9,24 @@ import pytest
 
 import bench
 import finetune
+import plot
 import prepare
 import sample
 import score
 import sources
+import sweep
 import tasks
 import train
 from configurator import configure
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"configurator", "distributed", "files", "kernels", "model", "data", "optim", "runtime"}
-ALLOWED = {"model": {"kernels"}, "runtime": {"distributed", "files", "kernels"},
+ALLOWED = {"model": {"kernels"}, "optim": {"kernels"}, "runtime": {"distributed", "files", "kernels"},
            "distributed": {"files"},
            "sources": {"files"}, "prepare": {"configurator", "data", "files", "sources"},
            "tasks": {"data"}, "score": {"files", "tasks"}, "train": BASE | {"prepare"},
-           "finetune": BASE | {"score", "tasks"}, "bench": BASE, "sample": BASE}
+           "finetune": BASE | {"score", "tasks"}, "bench": BASE, "sample": BASE,
+           "sweep": {"configurator", "files", "runtime", "train"}, "plot": {"configurator", "files", "sweep"}}
 CLASSES = {"train": (train.TrainConfig, train.DataConfig, train.OptimConfig, train.T5Config),
            "finetune": (finetune.FinetuneConfig, tasks.TaskConfig, score.ScoreConfig, finetune.FinetuneOptim,
                         finetune.ModelConfig),
@@ -82,7 +85,8 @@ README = re.findall(r"(?:^    |&& )(?:python|torchrun(?: --\S+)*) (\w+)\.py (.+)
 def test_every_command_of_the_readme_is_understood(script, arguments):
     """Its config files are there and its settings exist, with values of their types."""
     argv = [str(ROOT / a) if a.endswith(".py") else a for a in shlex.split(arguments, comments=True)]
-    assert argv and (sample.parse(argv) if script == "sample" else configure(*CLASSES[script], argv=argv))
+    parse = {"sample": sample.parse, "sweep": sweep.parse, "plot": plot.parse}.get(script)
+    assert argv and (parse(argv) if parse else configure(*CLASSES[script], argv=argv))
 
 
 def test_the_papers_default_is_nanot5s():
