@@ -376,7 +376,7 @@ def bench_optim(setup):
     model, limits = setup.model(), Limits(setup)
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
-    names = list(dict.fromkeys([setup.optim.optimizer, "adamwscale", "adafactor", "adamw"]))
+    names = list(dict.fromkeys([setup.optim.optimizer, "adamwscale", "muon", "adafactor", "adamw"]))
     calls = {name: setup.optimizer(model, name).step for name in names}
     calls["torch fused AdamW"] = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True).step
     seconds = alternate({**limits.calls, **calls}, setup.cfg.repeats, setup.device)

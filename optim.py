@@ -29,6 +29,7 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6               # adamwscale, adamw_hf: added to sqrt(v) before the bias correction, as in nanoT5
+    embedding_lr: float | None = None       # peak for the embedding; None: learning_rate
     muon_lr: float = 2e-2           # muon: peak for hidden matrices; learning_rate is for all others
     muon_momentum: float = 0.95
     muon_rms: bool = True           # muon: a share of each matrix's RMS; False: of its fan-in, so of its first RMS
@@ -41,8 +42,8 @@ class OptimConfig:
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; there are {', '.join(known)}")
-        for name in ("learning_rate", "muon_lr", "eps"):
-            if getattr(self, name) <= 0:
+        for name in ("learning_rate", "embedding_lr", "muon_lr", "eps"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be greater than 0")
         for name in ("warmup_steps", "final_lr", "weight_decay", "grad_clip"):
             if getattr(self, name) < 0:
@@ -100,6 +101,17 @@ def parameter_groups(model, weight_decay):
     return [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 
+def split(groups, params, **settings):
+    """The groups with `params` taken out of theirs into one more of each, which has these settings too."""
+    ids, result = {id(p) for p in params}, []
+    for group in groups:
+        for inside in (False, True):
+            part = [p for p in group["params"] if (id(p) in ids) == inside]
+            if part:
+                result.append({**group, "params": part, **(settings if inside else {})})
+    return result
+
+
 def hidden_matrices(model):
     """{name: parameter} of the matrices of all blocks: q, k, v, o, wi and wo."""
     return {name: p for name, p in model.named_parameters() if ".blocks." in name and p.ndim == 2}
@@ -109,16 +121,15 @@ def make_optimizer(model, config):
     """The optimizer of the settings, over `parameter_groups`; for muon the hidden matrices make two more of them, since
     q has learning rates of its own."""
     groups = parameter_groups(model, config.weight_decay)
+    if config.embedding_lr:
+        groups = split(groups, [model.shared.weight], lr_share=config.embedding_lr / config.learning_rate)
     betas = (config.beta1, config.beta2)
     if config.optimizer == "muon":
         hidden = hidden_matrices(model)
-        ids = {id(p) for p in hidden.values()}
-        groups = [{**group, "params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+        share = config.muon_lr / config.learning_rate
+        groups = split(groups, hidden.values(), muon=True, scale_q=1.0, lr_share=share)
         q = [p for name, p in hidden.items() if name.endswith(".q.weight")]
-        others = [p for name, p in hidden.items() if not name.endswith(".q.weight")]
-        for params, scale in ((q, model.config.d_kv ** -0.5), (others, 1.0)):
-            groups.append({"params": params, "weight_decay": config.weight_decay, "muon": True, "scale_q": scale,
-                           "lr_share": config.muon_lr / config.learning_rate})
+        groups = split(groups, q, scale_q=model.config.d_kv ** -0.5)
         return Muon(groups, lr=config.learning_rate, betas=betas, eps=config.eps, momentum=config.muon_momentum,
                     by_rms=config.muon_rms, normuon=config.normuon, cautious=config.cautious_decay)
     if config.optimizer in ("adamwscale", "adamw_hf"):

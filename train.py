@@ -110,6 +110,7 @@ def memory_estimate(cfg, t5, plan, n_params, optimizer, device, dtype, n_ranks=1
         kept = t5.n_layer * encoder + t5.n_decoder_layer * decoder
     kept += (8 if by_hand else 14 if bf16 else 12) * T * t5.vocab_size
     held, head = n_params * (4 if optimizer == "adafactor" else 12), 4 * t5.d_model * t5.vocab_size
+    held += n_params * 4 * (cfg.ema > 0)
     grads = 4 * n_params
     if cfg.fsdp:                                    # beside its share each rank has embedding and head whole
         held, grads, head = held / n_ranks + 2 * head, grads / n_ranks, 2 * head

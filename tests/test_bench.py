@@ -119,7 +119,7 @@ def test_step(capsys):
 def test_optim(capsys):
     found = figures(capsys, "--what=optim", "--optimizer=adamw_hf")["optim"]
     names = [name for name in found if not name.startswith("limit")]
-    assert names == ["adamw_hf", "adamwscale", "adafactor", "adamw", "torch fused AdamW"]
+    assert names == ["adamw_hf", "adamwscale", "muon", "adafactor", "adamw", "torch fused AdamW"]
     assert found["torch fused AdamW"]["times_torch_adamw"] == 1
     assert all(found[name]["share_of_memory_limit"] > 0 for name in names)
 

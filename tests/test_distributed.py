@@ -20,6 +20,7 @@ import data
 import distributed
 import files
 import runtime
+import train
 from model import T5
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -241,6 +242,12 @@ def test_what_cannot_be_shared_is_refused():
     cfg = runtime.RunConfig(batch_size=3)
     with pytest.raises(ValueError, match="batch_size=3 is less than the 4 ranks"):
         distributed.check_ranks(cfg, None, ranks)
+    sharded = train.TrainConfig(batch_size=8, fsdp=True)
+    for name in ("adafactor", "muon"):
+        with pytest.raises(ValueError, match=f"optimizer={name} exclude"):
+            distributed.check_ranks(sharded, train.OptimConfig(optimizer=name), ranks)
+    with pytest.raises(ValueError, match="ema exclude"):
+        distributed.check_ranks(train.TrainConfig(batch_size=8, fsdp=True, ema=0.9), train.OptimConfig(), ranks)
     with pytest.raises(ValueError, match="device=mps cannot be shared by 4 ranks"):
         runtime.pick_device("mps", ranks)
     with pytest.raises(files.Stopped, match="of 4 ranks another one has gone"), ranks.told():
