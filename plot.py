@@ -26,6 +26,7 @@ class PlotConfig:
     kind: str = "curves"            # curves; budgets: final losses against the runs' lengths; table: by two settings
     out: str | None = None          # .png or .svg; None: the first input's name as .png
     only: str | None = None         # labels to draw, with commas between; None: all
+    recipe: str | None = None       # budgets: print what share of each other arm's steps this one needs
     rows: str = "optimizer"         # table: the setting that its rows differ in
     columns: str = "schedule"       # table: that of its columns
     top: float | None = None        # highest loss that is drawn; None: what all but the first tenth of a run needs
@@ -258,6 +259,10 @@ def main(argv=None):
                 print(f"{row:<12} {column:<14} {cell_text(cell)}")
         figure = draw_table(pyplot, table)
     elif cfg.kind == "budgets":
+        for row in needed(records, cfg.recipe) if cfg.recipe else ():
+            print(f"{row['arm']}, {row['steps']:,} steps: {row['loss']:.4f} ± {row['spread']:.4f};"
+                  f" {cfg.recipe} needs {row['share']:.3f} ± {row['share_spread']:.3f} of the steps,"
+                  f" {row['share_flops']:.3f} of the FLOPs, {row['share_seconds']:.3f} of the seconds")
         figure = draw_budgets(pyplot, records, cfg.top)
     else:
         figure = draw_curves(pyplot, [r for r in records if r["val_loss"] is not None], cfg.top)
