@@ -46,6 +46,8 @@ class T5Config:
     bias_per_layer: bool = False        # a relative position table in each layer (umT5), not one a stack
     init: str = "t5x"                   # t5x: head at d_model^-0.5; nanot5: head at 1, as in nanoT5 and Hugging Face
     zero_out: bool = False              # start with o and wo at 0: each block adds nothing at first
+    match_init: bool = False            # start cross-attention's k as its q: a sentinel attends to itself in the source
+    local_init: float = 0.0             # start the position tables at this times ALiBi's slopes: near keys first
 
     def __post_init__(self):
         if self.n_decoder_layer is None:
@@ -202,6 +204,16 @@ class Stack(nn.Module):
     def buckets(self, distance):
         """Rows of the table for distances of any shape, key minus query."""
         return relative_bucket(distance, not self.is_decoder, self.config.n_bucket, self.config.max_distance)
+
+    def alibi(self):
+        """(n_bucket, H): mean distance of the keys that share a bucket, times 2^(-8 h / H) for head h = 1 ... H, as in
+        Press et al. 2022 (arXiv 2108.12409)."""
+        most, H = self.config.max_distance, self.config.n_head
+        distance = torch.arange(-most, 1 if self.is_decoder else most + 1)
+        bucket, zeros = self.buckets(distance), torch.zeros(self.config.n_bucket)
+        count = zeros.index_add(0, bucket, torch.ones(len(distance)))
+        mean = zeros.index_add(0, bucket, distance.abs().float()) / count.clamp(min=1)
+        return mean[:, None] * 2.0 ** (-8 * torch.arange(1, H + 1) / H)
 
     def position_bias(self, i, bucket, hidden):
         """What table i adds to the scores, (1, H, Q, N), and the lowest number where `hidden` is true."""
@@ -374,6 +386,10 @@ class T5(nn.Module):
         t5x     head, wi and wo truncated normal at fan_in^-0.5, the table uniform (google-research/t5x, layers.py)
         nanot5  plain normals, the head at 1 (PiotrNawrot/nanoT5, t5_model.py): first loss near 109 at base width
                 instead of 10.7, and the head's step under RMS scaling 28 times larger
+
+        match_init and local_init begin with what a denoiser learns late: a decoder's sentinel finds its place in the
+        source, since both have one embedding (q and k alike as in Trockman & Kolter 2023, arXiv 2305.09828), and what
+        stands there is mixed with its neighbours (LOG.md, 2026-12-02). Trained weights are a stock T5 all the same.
         """
         c, t5x = self.config, self.config.init == "t5x"
 
@@ -392,6 +408,8 @@ class T5(nn.Module):
                 normal(module.k.weight, c.d_model ** -0.5)
                 normal(module.v.weight, c.d_model ** -0.5)
                 normal(module.o.weight, (c.n_head * c.d_kv) ** -0.5)
+                if c.match_init and any(module is block.cross for block in self.decoder.blocks):
+                    module.k.weight.copy_(module.q.weight * c.d_kv ** 0.5)
             elif isinstance(module, FeedForward):
                 for linear in module.children():                # wi_0, wi_1, wo or wi, wo
                     normal(linear.weight, linear.in_features ** -0.5, truncate=t5x)
@@ -401,6 +419,8 @@ class T5(nn.Module):
                         nn.init.xavier_uniform_(table.weight)
                     else:
                         normal(table.weight, c.d_model ** -0.5)
+                    if c.local_init:
+                        table.weight -= c.local_init * module.alibi()
         if not c.tied:
             normal(self.lm_head.weight, c.d_model ** -0.5 if t5x else 1.0, truncate=t5x)
         if c.zero_out:

@@ -234,7 +234,7 @@ def load_weights(init_from):
 def check_start(init_from, theirs, t5_cfg, vocabulary, meta):
     """Refuse weights of other sizes or of another vocabulary than this run has."""
     differ = {name: theirs.get(name) for name, value in asdict(t5_cfg).items()
-              if name not in ("dropout", "init", "zero_out") and theirs.get(name) != value}
+              if name not in ("dropout", "init", "zero_out", "match_init", "local_init") and theirs.get(name) != value}
     if differ:
         was, now = (", ".join(f"{name}={values[name]}" for name in differ) for values in (differ, asdict(t5_cfg)))
         raise ValueError(f"{init_from} has {was}, this run {now}; start with its sizes:"
