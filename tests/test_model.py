@@ -220,3 +220,31 @@ def test_zero_out_lets_the_first_blocks_add_nothing():
         assert torch.equal(model.encode(ids), model.encoder.norm(model.shared(ids)))
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert (not p.any()) if name.endswith((".o.weight", ".wo.weight")) else torch.equal(p, q)
+
+
+def test_match_init_lets_a_token_find_itself_in_the_source():
+    """Cross-attention of the first decoder block at the start: for most tokens of a source without repeats the same
+    token in the source has the highest score in each head; without match_init for few. The scale of k is kept."""
+    found = {}
+    for match in (False, True):
+        model = tiny_t5(match_init=match, d_model=64, d_kv=16, n_head=4, vocab_size=256)
+        cross, ids = model.decoder.blocks[0].cross, torch.arange(3, 35)[None]
+        with torch.no_grad():
+            x = model.shared(ids)
+            scores = cross.heads(cross.q(x)) @ cross.heads(cross.k(x)).mT
+        found[match] = (scores.argmax(-1) == torch.arange(32)).float().mean().item()
+        assert 0.9 < cross.k.weight.std() * 64 ** 0.5 < 1.1
+    assert found[True] > 0.9 and found[False] < 0.2
+
+
+def test_local_init_by_hand():
+    """Tables are lower by local_init * 2^(-8h/H) a token: at distance 3 by 3 * 2 * (1/4, 1/16, ...) for 4 heads."""
+    plain, local = tiny_t5(n_head=4), tiny_t5(n_head=4, local_init=2.0)
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+    for stack, plain_stack in ((local.encoder, plain.encoder), (local.decoder, plain.decoder)):
+        lower = plain_stack.bias[0].weight - stack.bias[0].weight
+        for distance in (0, -1, -3, *([5] if stack is local.encoder else [])):
+            row = stack.buckets(torch.tensor([[distance]])).item()
+            torch.testing.assert_close(lower[row], 2 * abs(distance) * slopes, atol=1e-5, rtol=0)
+        far = stack.buckets(torch.tensor([[-100]])).item()
+        assert 60 < lower[far, 0] * 2 < 120 and torch.all(lower >= -1e-6)
