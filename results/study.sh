@@ -21,7 +21,7 @@ table() {       # the paper's table and plain AdamW: one seed of each rate, then
     arm "adafactor, inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=5e-3,1e-2,2e-2,4e-2
     arm "adafactor, inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=4e-2 --seed=0,1,2
     arm "adamw, cosine" --optimizer=adamw --learning_rate=1e-3,2e-3,4e-3,2e-2
-    arm "adamw, cosine" --optimizer=adamw --learning_rate=1e-3 --seed=0,1,2
+    arm "adamw, cosine" --optimizer=adamw --learning_rate=2e-3 --seed=0,1,2
 }
 
 baselines() {   # nanoT5's exact recipe and the same with the head's initialisation right, at three lengths

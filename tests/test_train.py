@@ -140,7 +140,7 @@ def test_one_wsd_run_serves_several_budgets(corpus, tmp_path):
     """From a checkpoint that a run of 40 steps leaves before its decay, a run of 20 goes on to its own end: all losses
     as in one that had 20 steps from the start."""
     more = ["--schedule=wsd", "--decay_share=0.25", "--eval_every=5"]
-    run(corpus, tmp_path / "long", *more, "--max_steps=40", "--save_every=15", "--keep=5")
+    run(corpus, tmp_path / "long", *more, "--max_steps=40", "--save_every=15", "--eval_every=15", "--keep=5")
     (tmp_path / "branch").mkdir()
     (tmp_path / "branch" / "ckpt.pt").write_bytes((tmp_path / "long" / "ckpt-00000015.pt").read_bytes())
     run(corpus, tmp_path / "branch", *more, "--max_steps=20", "--resume=True")
@@ -166,6 +166,24 @@ def test_the_average_is_what_is_evaluated_exported_and_started_from(corpus, tmp_
     with torch.no_grad():
         wanted = T5.from_pretrained(tmp_path / "a" / "hf")(source, target).item()
     assert metrics(tmp_path / "a", "val_loss")[-1][2] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_fast_recipe_exports_a_stock_t5(corpus, tmp_path):
+    """config/t5_base_fast.py at a small size, weight average and all: transformers opens hf/ as T5 v1.1 without a
+    missing or unknown tensor, and gives our logits to 1e-5."""
+    transformers = pytest.importorskip("transformers")
+    train.main([str(ROOT / "config" / "t5_base_fast.py"), f"--data_dir={corpus}", f"--out_dir={tmp_path}", *SIZES,
+                "--max_steps=8", "--eval_every=4", "--ema=0.5"])
+    theirs, info = transformers.T5ForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, attn_implementation="eager", dtype=torch.float32)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.feed_forward_proj == "gated-gelu" and not theirs.config.scale_decoder_outputs
+    ours = T5.from_pretrained(tmp_path / "hf").eval()
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(3, 200, (4, n), generator=generator) for n in (32, 8))
+    with torch.no_grad():
+        wanted = theirs.eval()(input_ids=source, labels=target).logits
+        torch.testing.assert_close(ours.logits(source, target), wanted, atol=1e-5, rtol=0)
 
 
 def test_z_loss_is_in_the_training_loss_alone(corpus, tmp_path):
