@@ -178,6 +178,9 @@ def draw_budgets(pyplot, records, top):
     for panel, name in zip(panels, ("optimizer steps", "FLOPs (model and Muon)", "seconds of training"), strict=True):
         panel.set_xscale("log")
         panel.set_xlabel(name)
+    lengths = sorted({r["steps"] for r in records})
+    panels[0].set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8, rotation=45)
+    panels[0].minorticks_off()
     panels[0].set_ylabel("held-out loss at the end of the run")
     panels[0].set_ylim(top=top)
     panels[0].legend(fontsize=8)
