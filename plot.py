@@ -189,15 +189,19 @@ def draw_budgets(pyplot, records, top):
 
 def table_of(records, rows, columns):
     """{row: {column: (mean, spread, seeds, failed runs)}} of final losses by two settings, each cell at the best of all
-    others."""
+    others; of runs of several lengths the longest that all cells have."""
     cells = defaultdict(lambda: defaultdict(list))
     for record in records:
         row, column = (str(record["settings"].get(name, DEFAULTS[name])) for name in (rows, columns))
         cells[row][column].append(record)
+    lengths = [{r["steps"] for r in runs if r["val_loss"] is not None} for line in cells.values()
+               for runs in line.values()]
+    lengths = [found for found in lengths if found]             # a cell whose runs have all failed has none
+    longest = max(set.intersection(*lengths), default=None) if lengths else None
     table = defaultdict(dict)
     for row, line in cells.items():
         for column, runs in line.items():
-            losses = [r["val_loss"] for r in best_of(runs)]
+            losses = [r["val_loss"] for r in best_of(runs) if longest is None or r["steps"] == longest]
             failed = sum(r["val_loss"] is None for r in runs)
             table[row][column] = (*(mean_and_spread(losses) if losses else (math.nan, math.nan)), len(losses), failed)
     return dict(table)

@@ -14,14 +14,14 @@ recipe="$muon --muon_momentum=0.8 --normuon=True --match_init=True --local_init=
 table() {       # the paper's table and plain AdamW: one seed of each rate, then all seeds of the best
     arm "nanoT5 exact" --learning_rate=2e-2,4e-2,8e-2
     arm "nanoT5 exact" --learning_rate=4e-2 --seed=0,1,2
-    arm "adamwscale, inverse sqrt" --schedule=inverse_sqrt --learning_rate=1e-2,2e-2,4e-2,8e-2
-    arm "adamwscale, inverse sqrt" --schedule=inverse_sqrt --learning_rate=4e-2 --seed=0,1,2
-    arm "adafactor, cosine" --optimizer=adafactor --learning_rate=1e-2,2e-2,4e-2,8e-2
-    arm "adafactor, cosine" --optimizer=adafactor --learning_rate=4e-2 --seed=0,1,2
-    arm "adafactor, inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=5e-3,1e-2,2e-2,4e-2
-    arm "adafactor, inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=4e-2 --seed=0,1,2
-    arm "adamw, cosine" --optimizer=adamw --learning_rate=1e-3,2e-3,4e-3,2e-2
-    arm "adamw, cosine" --optimizer=adamw --learning_rate=2e-3 --seed=0,1,2
+    arm "adamwscale inverse sqrt" --schedule=inverse_sqrt --learning_rate=1e-2,2e-2,4e-2,8e-2
+    arm "adamwscale inverse sqrt" --schedule=inverse_sqrt --learning_rate=4e-2 --seed=0,1,2
+    arm "adafactor cosine" --optimizer=adafactor --learning_rate=1e-2,2e-2,4e-2,8e-2
+    arm "adafactor cosine" --optimizer=adafactor --learning_rate=4e-2 --seed=0,1,2
+    arm "adafactor inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=5e-3,1e-2,2e-2,4e-2
+    arm "adafactor inverse sqrt" --optimizer=adafactor --schedule=inverse_sqrt --learning_rate=4e-2 --seed=0,1,2
+    arm "adamw cosine" --optimizer=adamw --learning_rate=1e-3,2e-3,4e-3,2e-2
+    arm "adamw cosine" --optimizer=adamw --learning_rate=2e-3 --seed=0,1,2
 }
 
 baselines() {   # nanoT5's exact recipe and the same with the head's initialisation right, at three lengths
@@ -38,15 +38,15 @@ recipe() {      # the recipe at the lengths that it needs
         arm "recipe" $recipe --max_steps=$n --warmup_steps=$((n / 20)) --seed=0,1,2
     done
     arm "recipe without the inits" $recipe --match_init=False --local_init=0 --warmup_steps=100 --seed=0,1,2
-    arm "recipe, other slopes" $recipe --max_steps=1000 --warmup_steps=50 --local_init=1,4
+    arm "recipe other slopes" $recipe --max_steps=1000 --warmup_steps=50 --local_init=1,4
 }
 
 ideas() {       # one at a time on the right head, 1,000 steps; and how Muon's settings were chosen
-    idea() { arm "head right, $1" --init=t5x --learning_rate=4e-2 --max_steps=1000 --warmup_steps=150 "${@:2}"; }
+    idea() { arm "head right: $1" --init=t5x --learning_rate=4e-2 --max_steps=1000 --warmup_steps=150 "${@:2}"; }
     idea "1,000 steps"
     idea "inits" --match_init=True --local_init=2
     idea "muon" --optimizer=muon --muon_lr=1e-2 --muon_momentum=0.8 --normuon=True
-    idea "linear to 0, warm-up from 0" --schedule=linear --warmup_steps=50 --warmup_start=0
+    idea "linear to 0 and warm-up from 0" --schedule=linear --warmup_steps=50 --warmup_start=0
     idea "beta2 .98" --beta2=0.98
     idea "match" --match_init=True
     idea "local" --local_init=2
@@ -61,9 +61,9 @@ ideas() {       # one at a time on the right head, 1,000 steps; and how Muon's s
     together "muon momentum" $short
     together "muon rate" $short --muon_lr=2e-2
     together "normuon" $short --normuon=True
-    together "normuon, beta1" $short --normuon=True --beta1=0.5
-    together "normuon, embedding rate" $short --normuon=True --embedding_lr=0.01,0.16
-    together "normuon, zero_out" $short --normuon=True --zero_out=True
+    together "normuon beta1" $short --normuon=True --beta1=0.5
+    together "normuon embedding rate" $short --normuon=True --embedding_lr=0.01,0.16
+    together "normuon zero_out" $short --normuon=True --zero_out=True
 }
 
 "$@"
