@@ -1,7 +1,7 @@
 # config/tiny.py: a small T5 on the documentation of Python, numpy and torch, in minutes on a CPU
 # run    python train.py config/tiny.py
 # needs  nothing; prepares data/pydocs at its first run
-# gives  held-out loss @@ (frequencies alone: 4.714) in @@, preparation included, 2 cores
+# gives  held-out loss 8.099 -> 3.232 (frequencies alone: 4.714) in 3 min 57 s, preparation included, 2 cores
 data_dir = "data/pydocs"
 input_length = 64
 
