@@ -15,9 +15,10 @@ from pathlib import Path
 
 import files
 from configurator import configure
-from sweep import DEFAULTS, read_results
+from sweep import DEFAULTS, read_results, result_of
 
 KINDS = ("curves", "budgets", "table")
+UNITS = {"steps": "optimizer steps", "flops": "FLOPs (model and Muon)", "seconds": "seconds of training"}
 
 
 @dataclass
@@ -49,15 +50,7 @@ def read(path):
         return read_results(path)
     if not (path / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"{path} is neither a .jsonl of sweep.py nor a run's folder with a metrics.jsonl")
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    looks = [line for line in lines if "val_loss" in line and "flops" in line]
-    if not looks:
-        raise ValueError(f"{path} has no evaluation yet, or its metrics.jsonl is of a version that kept no FLOPs")
-    settings = json.loads((path / "config.json").read_text(encoding="utf-8"))["settings"]
-    last = looks[-1]
-    return [{"label": path.name, "settings": settings, "steps": last["step"], "seed": settings["seed"],
-             "curve": [[x["step"], x["val_loss"]] for x in looks],
-             **{name: last[name] for name in ("val_loss", "floor", "flops", "seconds")}}]
+    return [result_of(path, path.name)]
 
 
 def by_label(records):
@@ -79,6 +72,11 @@ def best_of(runs):
                 groups[json.dumps({**r["settings"], "seed": None}, sort_keys=True)].append(r)
         kept += min(groups.values(), key=lambda g: (-len(g), statistics.fmean(r["val_loss"] for r in g)))
     return kept
+
+
+def per_step(runs, unit):
+    """What one step of an arm costs: its median run's."""
+    return statistics.median(r[unit] / r["steps"] for r in runs)
 
 
 def mean_and_spread(values):
@@ -113,20 +111,17 @@ def needed(records, recipe):
     arms, rows = by_label(records), []
     if recipe not in arms:
         raise ValueError(f"no runs are labelled {recipe!r}; there are {', '.join(arms)}")
-    cost = {}
+    seeds = defaultdict(list)
+    for record in best_of(arms[recipe]):
+        seeds[record["seed"]].append((record["steps"], record["val_loss"]))
     for label, runs in arms.items():
-        cost[label] = {name: statistics.median(r[name] / r["steps"] for r in runs) for name in ("flops", "seconds")}
-    for label in arms:
-        for steps, loss, spread, _ in finals(arms[label]) if label != recipe else ():
-            seeds = defaultdict(list)
-            for record in best_of(arms[recipe]):
-                seeds[record["seed"]].append((record["steps"], record["val_loss"]))
+        for steps, loss, spread, _ in finals(runs) if label != recipe else ():
             need = [steps_to(points, loss) for points in seeds.values()]
             if all(need):
                 share, share_spread = mean_and_spread([n / steps for n in need])
                 rows.append({"arm": label, "steps": steps, "loss": loss, "spread": spread, "share": share,
                              "share_spread": share_spread, "seeds": len(need),
-                             **{f"share_{name}": share * cost[recipe][name] / cost[label][name]
+                             **{f"share_{name}": share * per_step(arms[recipe], name) / per_step(runs, name)
                                 for name in ("flops", "seconds")}})
     return rows
 
@@ -148,15 +143,15 @@ def draw_curves(pyplot, records, top):
                     seeds[step].append(loss)
         steps = sorted(seeds)
         late += [loss for step in steps if step >= longest / 10 for loss in seeds[step]]
-        for panel, unit in zip(panels, ("steps", "flops", "seconds"), strict=True):
-            one = statistics.median(r[unit] / r["steps"] for r in runs)
+        for panel, unit in zip(panels, UNITS, strict=True):
+            one = per_step(runs, unit)
             x, color = [step * one for step in steps], f"C{number % 10}"
             panel.plot(x, [statistics.fmean(seeds[s]) for s in steps], color=color, lw=1.5,
                        label=f"{label} ({len(runs)} seeds)" if len(runs) > 1 else label)
             panel.fill_between(x, [min(seeds[s]) for s in steps], [max(seeds[s]) for s in steps], color=color, alpha=.2,
                                lw=0)
     floors = {r["floor"] for r in records}
-    for panel, name in zip(panels, ("optimizer steps", "FLOPs (model and Muon)", "seconds of training"), strict=True):
+    for panel, name in zip(panels, UNITS.values(), strict=True):
         panel.set_xlabel(name)
         if len(floors) == 1 and min(floors) <= (top or max(late)):
             panel.axhline(min(floors), color="gray", ls=":", lw=1, label="frequencies alone")
@@ -171,11 +166,11 @@ def draw_budgets(pyplot, records, top):
     figure, panels = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True, layout="constrained")
     for number, (label, runs) in enumerate(by_label(records).items()):
         points = finals(runs)
-        for panel, unit in zip(panels, ("steps", "flops", "seconds"), strict=True):
-            one = statistics.median(r[unit] / r["steps"] for r in runs)
+        for panel, unit in zip(panels, UNITS, strict=True):
+            one = per_step(runs, unit)
             panel.errorbar([p[0] * one for p in points], [p[1] for p in points], [p[2] for p in points], marker="o",
                            ms=4, lw=1.5, capsize=2, color=f"C{number % 10}", label=label)
-    for panel, name in zip(panels, ("optimizer steps", "FLOPs (model and Muon)", "seconds of training"), strict=True):
+    for panel, name in zip(panels, UNITS.values(), strict=True):
         panel.set_xscale("log")
         panel.set_xlabel(name)
     lengths = sorted({r["steps"] for r in records})

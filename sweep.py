@@ -67,15 +67,18 @@ def read_results(path):
     return [record for record in map(runtime.parsed, lines) if "settings" in record]
 
 
-def result_of(folder, label, settings, error):
-    """What is kept of a run: its held-out losses, what they cost, and what made them."""
+def result_of(folder, label, settings=None, error=None):
+    """What is kept of a run: its held-out losses, what they cost, and what made them. settings: None for all."""
     lines = [runtime.parsed(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    looks = [line for line in lines if "val_loss" in line]
+    looks = [line for line in lines if "val_loss" in line and "flops" in line]
+    if not looks:
+        raise ValueError(f"{folder} has no evaluation yet, or its metrics.jsonl is of a version that kept no FLOPs")
     about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    last = looks[-1]
-    record = {"label": label, "settings": settings, "seed": about["settings"]["seed"], "steps": last["step"],
-              "val_loss": round(last["val_loss"], 5), "floor": round(last["floor"], 4), "flops": last["flops"],
-              "seconds": round(last["seconds"], 2), "curve": [[x["step"], round(x["val_loss"], 4)] for x in looks],
+    last, every = looks[-1], about["settings"]
+    record = {"label": label, "settings": every if settings is None else settings, "seed": every["seed"],
+              "steps": last["step"], "val_loss": round(last["val_loss"], 5), "floor": round(last["floor"], 4),
+              "flops": last["flops"], "seconds": round(last["seconds"], 2),
+              "curve": [[x["step"], round(x["val_loss"], 4)] for x in looks],
               **{name: about[name] for name in ("commit", "torch", "processor", "threads", "gpus", "started")}}
     return {**record, "val_loss": None, "error": error} if error else record
 
